@@ -1,0 +1,49 @@
+# Every target sets itself up: a virtual environment in .venv, nothing outside it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint setup benchmark clean help
+
+help:
+	@echo "make demo       install, calibrate a few mechanisms, print a table, draw a picture (demo-output/)"
+	@echo "make setup      .venv with everything, the command line at .venv/bin/dpmf"
+	@echo "make test       run all tests"
+	@echo "make lint       ruff and mypy"
+	@echo "make benchmark  speed, beside the peers"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("dpmf needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# The demo needs only the core, which installs quickly.
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	@echo "Installing dpmf into $(VENV) ..."
+	@$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.full: pyproject.toml | $(BIN)/python
+	@echo "Installing dpmf with the optimisers and the test tools into $(VENV) ..."
+	@$(BIN)/pip install --quiet --editable '.[jax,dev]'
+	@touch $@ $(VENV)/.core
+
+setup: $(VENV)/.full
+	@echo "Ready: $(BIN)/dpmf --help"
+
+demo: $(VENV)/.core
+	$(BIN)/python examples/demo.py
+
+lint: $(VENV)/.full
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(VENV)/.full
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+benchmark: $(VENV)/.full
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .venv-* demo-output .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""dpmf: guaranteed noise multipliers for differentially private training with correlated noise.
+
+    Strategy × BallsInBins → Mechanism → Gram matrix → Accountant → bound
+
+Names are imported when first used, so that ``import dpmf`` and the command line start quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dpmf._version import __version__
+
+if TYPE_CHECKING:
+    from dpmf import accountants as accountants
+    from dpmf import strategies as strategies
+    from dpmf.allocation import BallsInBins as BallsInBins
+    from dpmf.api import calibrate as calibrate
+    from dpmf.api import delta as delta
+    from dpmf.api import epsilon as epsilon
+    from dpmf.api import profile as profile
+    from dpmf.errors import CalibrationError as CalibrationError
+    from dpmf.errors import MissingExtraError as MissingExtraError
+    from dpmf.mechanism import Mechanism as Mechanism
+    from dpmf.results import Calibration as Calibration
+    from dpmf.results import PrivacyBound as PrivacyBound
+    from dpmf.results import PrivacyProfile as PrivacyProfile
+
+_HOME = {
+    "BallsInBins": "dpmf.allocation",
+    "Calibration": "dpmf.results",
+    "CalibrationError": "dpmf.errors",
+    "Mechanism": "dpmf.mechanism",
+    "MissingExtraError": "dpmf.errors",
+    "PrivacyBound": "dpmf.results",
+    "PrivacyProfile": "dpmf.results",
+    "calibrate": "dpmf.api",
+    "delta": "dpmf.api",
+    "epsilon": "dpmf.api",
+    "profile": "dpmf.api",
+}
+_MODULES = ("accountants", "strategies")
+
+__all__ = ["__version__", *_HOME, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"dpmf.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'dpmf' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,141 @@
+"""The protocol every accountant follows.
+
+An `Accountant` is a frozen set of options; `prepare(mechanism)` does the work that does not depend on σ and gives a
+`PreparedAccountant`, which answers δ(σ, ε) and ε(σ, δ) one direction at a time. Adding an accountant is one file with
+those two classes and one line in the registry (`accountants/__init__.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from dpmf.mechanism import Mechanism
+
+Direction = Literal["remove", "add"]
+DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
+RELATIONS = ("both", "remove", "add")
+
+
+def directions_of(relation: str) -> tuple[Direction, ...]:
+    """The one-way directions that a neighbouring relation asks for."""
+    return DIRECTIONS if relation == "both" else tuple(d for d in DIRECTIONS if d == relation)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One bound: `value` is the δ (or ε) asked for, `details` how it came about."""
+
+    value: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PreparedAccountant(ABC):
+    """An accountant bound to one mechanism. Arguments are already validated when they get here."""
+
+    name: str
+    mechanism: Mechanism
+    kind: str = "bound"  # "estimate" or "high-probability bound" where it is not a guarantee
+
+    @abstractmethod
+    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+        """A bound on δ(ε) in [0, 1] for one direction, monotone (up to rounding) in both arguments."""
+
+    def delta_for_target(
+        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    ) -> Evaluation:
+        """As `delta_one_way`, for accountants whose bound depends on the δ aimed at."""
+        return self.delta_one_way(noise_multiplier, epsilon, direction)
+
+    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+        """The least ε ≥ 0 found with a bound δ(ε) ≤ `delta`; infinity where none was found up to ε = 10⁶.
+
+        **Formal guarantees.** The value returned was itself evaluated and met `delta`: bisection ends on the upper,
+        sound side of the root. No monotonicity is needed for soundness, only for tightness.
+        """
+        evaluation = self.delta_one_way(noise_multiplier, 0.0, direction)
+        if evaluation.value <= delta:
+            return Evaluation(0.0, evaluation.details)
+        low, high = 0.0, 1.0
+        while (evaluation := self.delta_one_way(noise_multiplier, high, direction)).value > delta:
+            low, high = high, 2 * high
+            if high > 1e6:
+                return Evaluation(math.inf, evaluation.details)
+        while high - low > 1e-6 * high:
+            middle = 0.5 * (low + high)
+            candidate = self.delta_one_way(noise_multiplier, middle, direction)
+            if candidate.value <= delta:
+                high, evaluation = middle, candidate
+            else:
+                low = middle
+        return Evaluation(high, evaluation.details)
+
+    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """δ bounds over many ε; accountants that get a whole profile from one run override this."""
+        return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
+
+    def members(self) -> Sequence[PreparedAccountant]:
+        """The independent bounds this accountant is the minimum of, cheapest first.
+
+        Calibration treats each on its own: one that cannot beat the incumbent costs a single evaluation.
+        """
+        return (self,)
+
+    def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
+        """Why no σ can meet the target, or None where a large enough σ can."""
+        return None
+
+
+class Portfolio(PreparedAccountant):
+    """The smallest of several bounds.
+
+    **Formal guarantees.** Each member bounds the same δ(ε) (or ε(δ)) of the same direction, so their minimum does.
+    """
+
+    def __init__(self, name: str, mechanism: Mechanism, members: Sequence[PreparedAccountant]) -> None:
+        self.name = name
+        self.mechanism = mechanism
+        self._members = tuple(members)
+
+    def members(self) -> Sequence[PreparedAccountant]:
+        return tuple(inner for member in self._members for inner in member.members())
+
+    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+        return min((m.delta_one_way(noise_multiplier, epsilon, direction) for m in self._members), key=_value_of)
+
+    def delta_for_target(
+        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    ) -> Evaluation:
+        return min(
+            (m.delta_for_target(noise_multiplier, epsilon, target_delta, direction) for m in self._members),
+            key=_value_of,
+        )
+
+    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+        return min((m.epsilon_one_way(noise_multiplier, delta, direction) for m in self._members), key=_value_of)
+
+    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        rows = [m.deltas_one_way(noise_multiplier, epsilons, direction) for m in self._members]
+        return [min(column) for column in zip(*rows, strict=True)]
+
+    def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
+        reasons = [member.unreachable(epsilon, delta, direction) for member in self._members]
+        return reasons[-1] if reasons and all(reasons) else None
+
+
+def _value_of(evaluation: Evaluation) -> float:
+    return evaluation.value
+
+
+class Accountant(ABC):
+    """Options of an accountant; subclasses are frozen dataclasses."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
+        """Bind to a mechanism, doing everything that does not depend on σ."""

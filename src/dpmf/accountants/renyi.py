@@ -1,0 +1,263 @@
+"""The Rényi accountant: integer moments of the likelihood ratio, turned into (ε, δ).
+
+Remove: E_Q[A^α] by dynamic programming over the indices (Lemma "renyi-dynamic_program" of the paper, read with its
+errata), exact for a cyclically p-banded Gram matrix, an upper bound otherwise: G is replaced by the entrywise larger
+G^(p) + τ. Add: the arithmetic–geometric mean bound, closed form for every real order. Each direction is converted by
+Proposition 12 of Canonne, Kamath & Steinke (2020) at its own best order.
+
+Cost grows like α^(2p) on a ring (several epochs), α^(p+1) on a line (one epoch): a work budget decides how far the
+orders go for each bandwidth, and the smallest bound over all (p, α) is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from dpmf import validation
+from dpmf.accountants._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
+from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
+from dpmf.allocation import circulant_majorant, cyclic_bandwidth, truncate
+from dpmf.mechanism import Mechanism
+from dpmf.strategies.base import Array
+
+_MOST_ORDERS = 2000
+_BANDWIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_LARGEST_REAL_ORDER = 1e12
+
+
+def log_conversion_factor(order: np.ndarray | float) -> np.ndarray | float:
+    """log[(1 − 1/α)^α / (α − 1)]: δ ≤ e^((α−1)(ρ−ε)) times its exponential, ρ ≥ R_α (Prop. 12 of CKS 2020)."""
+    return order * np.log1p(-1.0 / np.asarray(order)) - np.log(np.asarray(order) - 1.0)
+
+
+def _best_real_order(score: Callable[[float], float], max_order: int | None) -> float:
+    """The real order in (1, max_order] with the least (quasi-convex) score; any order would be valid."""
+    top = math.log((max_order or _LARGEST_REAL_ORDER) - 1)
+    found = minimize_scalar(
+        lambda x: score(1 + math.exp(x)), bounds=(-12.0, top), method="bounded", options={"xatol": 1e-7}
+    )
+    order = 1 + math.exp(float(found.x))
+    return max_order if max_order and score(max_order) < score(order) else order
+
+
+def _capped(log_delta: float) -> float:
+    """e^log_delta rounded up, and at most 1, which bounds every δ."""
+    return min(1.0, math.exp(min(log_delta, 0.0)) * (1 + 1e-15))
+
+
+@dataclass(frozen=True)
+class Renyi(Accountant):
+    """Options of the Rényi accountant.
+
+    Attributes:
+      max_order: the largest order α tried; None leaves it to the work budget.
+      work_budget: elementary updates allowed for one σ, shared by the bandwidths tried (10⁹ is about a second).
+      bandwidth: use this truncation bandwidth only, instead of trying several.
+    """
+
+    name: ClassVar[str] = "renyi"
+    summary: ClassVar[str] = "Rényi moments by dynamic programming; tight at large ε"
+
+    max_order: int | None = None
+    work_budget: float = 1e9
+    bandwidth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_order is not None:
+            validation.integer("max_order", self.max_order, at_least=2)
+        if self.bandwidth is not None:
+            validation.integer("bandwidth", self.bandwidth, at_least=1)
+        validation.positive("work_budget", self.work_budget)
+
+    def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
+        """Truncate the Gram matrix at each bandwidth worth trying.
+
+        **Formal guarantees.** Every bound of the result is at least the true δ(ε) (or ε(δ)) of the dominating pair:
+        * entrywise larger Gram matrices have larger integer moments (the moment is a sum of exponentials of
+          non-negative combinations of the entries), so truncation, the circulant majorant and the upward rounding of
+          G by its own relative error N·2⁻⁵² are on the safe side;
+        * leaving m indices of a ring out in a random rotation is Jensen's inequality for x ↦ x^α;
+        * the dynamic program adds positive numbers only; underflow is rounded up, rounding error is added back;
+        * any order gives a valid bound, so stopping early or a coarse search for the best order costs tightness only.
+        """
+        n = mechanism.allocation.iterations
+        gram = mechanism.gram * (1 + (n + 2) * 2.0**-52)
+        tables = _tables(gram, self.bandwidth)
+        share = self.work_budget / len(tables)
+        members: list[PreparedAccountant] = [
+            _TruncatedRenyi(mechanism, gram, self.max_order, table, self._orders(table, share)) for table in tables
+        ]
+        if self.bandwidth is None:
+            members.insert(0, _UnamplifiedRenyi(mechanism, gram, self.max_order))
+        return Portfolio(self.name, mechanism, members)
+
+    def _orders(self, table: MomentTable, budget: float) -> int:
+        """The largest order that fits the budget; 2 always does, or nothing could be answered."""
+        most = min(self.max_order or _MOST_ORDERS, table.largest_order)
+        if table.work(most) <= budget:
+            return most
+        low, high = 2, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if table.work(middle) <= budget else (low, middle)
+        return low
+
+
+def _tables(gram: Array, only: int | None) -> list[MomentTable]:
+    """One table of moments for each bandwidth worth trying, cheapest first."""
+    b = len(gram)
+    exact = max(1, cyclic_bandwidth(gram))
+    widths = [only] if only else sorted({p for p in _BANDWIDTHS if p < exact} | {exact})
+    tables: list[MomentTable] = []
+    for p in widths:
+        majorant = truncate(gram, p)
+        if majorant.p == 1:
+            tables.append(UncorrelatedMoments(majorant, b))
+        elif not majorant.wraps:
+            tables.append(LineMoments(majorant, b))
+        else:
+            # Leaving out p − 1 indices breaks the ring: far more orders for the same work.
+            if b >= 4 * majorant.p:
+                tables.append(LineMoments.from_ring(circulant_majorant(gram), majorant.p))
+            tables.append(RingMoments(majorant, b))
+    # Beyond order 3 or so a truncation that cannot afford more orders is of no use: keep those that can be run at all.
+    return [t for t in tables if t.feasible] or tables[:1]
+
+
+class _OneOrderPerDirection(PreparedAccountant):
+    """Shared by all truncations: the add direction, in closed form."""
+
+    name = "renyi"
+
+    def __init__(self, mechanism: Mechanism, gram: Array, max_order: int | None) -> None:
+        self.mechanism = mechanism
+        b = len(gram)
+        # R_α(Q‖P) ≤ tr G/(2bσ²) + (α−1)·ΣG/(2b²σ²): the geometric mean of the a_i is below their mean A.
+        self._add_constant = float(np.trace(gram)) / (2 * b)
+        self._add_slope = float(gram.sum()) / (2 * b * b)
+        self._max_order = max_order
+
+    def _add_divergence(self, noise_multiplier: float, order: float) -> float:
+        return (self._add_constant + (order - 1) * self._add_slope) / noise_multiplier**2
+
+    def _delta_at_real_order(self, divergence: Callable[[float], float], epsilon: float) -> Evaluation:
+        def log_delta(order: float) -> float:
+            return float((order - 1) * (divergence(order) - epsilon) + log_conversion_factor(order))
+
+        order = _best_real_order(log_delta, self._max_order)
+        return Evaluation(_capped(log_delta(order)), {"order": order})
+
+    def _epsilon_at_real_order(self, divergence: Callable[[float], float], delta: float) -> Evaluation:
+        def epsilon(order: float) -> float:
+            return float(divergence(order) + (log_conversion_factor(order) - math.log(delta)) / (order - 1))
+
+        order = _best_real_order(epsilon, self._max_order)
+        return Evaluation(max(0.0, epsilon(order) * (1 + 1e-15)), {"order": order})
+
+    def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
+        """With a largest order α, even infinite noise (ρ = 0) leaves δ at the conversion's own value."""
+        most = self._largest_order(direction)
+        if most is None:
+            return None
+        orders = np.arange(2, most + 1)
+        factors = np.asarray(log_conversion_factor(orders))
+        if np.min(factors - (orders - 1) * epsilon) < math.log(delta):
+            return None
+        least = float(np.min((factors - math.log(delta)) / (orders - 1)))
+        return f"orders up to {most} cannot certify epsilon below {least:.4g} at delta = {delta:g}, whatever the noise"
+
+    def _largest_order(self, direction: Direction) -> int | None:
+        return self._max_order
+
+
+class _UnamplifiedRenyi(_OneOrderPerDirection):
+    """Bandwidth 0: G ≤ max G, the Gaussian mechanism without amplification, at every real order."""
+
+    def __init__(self, mechanism: Mechanism, gram: Array, max_order: int | None) -> None:
+        super().__init__(mechanism, gram, max_order)
+        self._largest = float(gram.max())
+
+    def _divergence(self, noise_multiplier: float, direction: Direction) -> Callable[[float], float]:
+        if direction == "add":
+            return lambda order: self._add_divergence(noise_multiplier, order)
+        return lambda order: order * self._largest / (2 * noise_multiplier**2)
+
+    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+        found = self._delta_at_real_order(self._divergence(noise_multiplier, direction), epsilon)
+        return Evaluation(found.value, {**found.details, "bandwidth": 0, "exact": False})
+
+    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+        found = self._epsilon_at_real_order(self._divergence(noise_multiplier, direction), delta)
+        return Evaluation(found.value, {**found.details, "bandwidth": 0, "exact": False})
+
+
+class _TruncatedRenyi(_OneOrderPerDirection):
+    """One truncation of G: moments of all orders up to `most_orders`, grown only as far as they are needed."""
+
+    def __init__(
+        self, mechanism: Mechanism, gram: Array, max_order: int | None, table: MomentTable, most_orders: int
+    ) -> None:
+        super().__init__(mechanism, gram, max_order)
+        self._table = table
+        self._most = most_orders
+        self._latest: tuple[float, Array] = (math.nan, np.empty(0))
+
+    def _largest_order(self, direction: Direction) -> int | None:
+        return self._most if direction == "remove" else self._max_order
+
+    def log_moments(self, noise_multiplier: float, order: int) -> Array:
+        """Upper bounds on log E_Q[A^m] for m = 0..order (or more, where they are known already)."""
+        sigma, known = self._latest
+        if sigma != noise_multiplier or len(known) <= order:
+            known = self._table.log_moments(noise_multiplier, order)
+            self._latest = (noise_multiplier, known)
+        return known
+
+    def divergences(self, noise_multiplier: float, order: int) -> Array:
+        """Upper bounds on R_α(P‖Q) for α = 2..order."""
+        moments = self.log_moments(noise_multiplier, order)[2 : order + 1]
+        return moments / np.arange(1, order)
+
+    def _best_order(self, noise_multiplier: float, score: Callable[[Array, Array], Array]) -> tuple[int, float]:
+        """The order with the least score.
+
+        log δ(α) is convex in α and ε(α) quasi-convex (log-moments are convex, and so is the conversion factor), so once
+        the best order lies well inside the range, larger orders cannot win.
+        """
+        most = min(8, self._most)
+        while True:
+            orders = np.arange(2, most + 1, dtype=np.float64)
+            scores = score(orders, self.log_moments(noise_multiplier, most)[2 : most + 1])
+            best = int(np.argmin(scores))
+            if most >= self._most or best < len(scores) - 1:
+                return best + 2, float(scores[best])
+            most = min(self._most, 2 * most)
+
+    def _details(self, order: float) -> dict[str, object]:
+        return {"order": order, **self._table.details}
+
+    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+        if direction == "add":
+            return self._delta_at_real_order(lambda a: self._add_divergence(noise_multiplier, a), epsilon)
+
+        def log_delta(orders: Array, moments: Array) -> Array:
+            return np.asarray(moments - (orders - 1) * epsilon + log_conversion_factor(orders))
+
+        order, value = self._best_order(noise_multiplier, log_delta)
+        return Evaluation(_capped(value), self._details(order))
+
+    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+        if direction == "add":
+            return self._epsilon_at_real_order(lambda a: self._add_divergence(noise_multiplier, a), delta)
+
+        def epsilon(orders: Array, moments: Array) -> Array:
+            return np.asarray((moments + log_conversion_factor(orders) - math.log(delta)) / (orders - 1))
+
+        order, value = self._best_order(noise_multiplier, epsilon)
+        return Evaluation(max(0.0, value * (1 + 1e-15)), self._details(order))

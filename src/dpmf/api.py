@@ -1,0 +1,151 @@
+"""The public functions: validate once, prepare the accountant, combine the directions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpmf import validation
+from dpmf.accountants import resolve
+from dpmf.accountants.base import RELATIONS, Accountant, Direction, Evaluation, directions_of
+from dpmf.calibration import calibrate_one_way
+from dpmf.errors import CalibrationError
+from dpmf.mechanism import Mechanism
+from dpmf.results import Calibration, PrivacyBound, PrivacyProfile
+
+DEFAULT_ACCOUNTANT = "renyi"
+
+
+def _checked(mechanism: Mechanism, direction: str) -> tuple[Direction, ...]:
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism must be a dpmf.Mechanism, got {mechanism!r}")
+    return directions_of(validation.choice("direction", direction, RELATIONS))
+
+
+def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
+    return max(evaluations, key=lambda one_way: evaluations[one_way].value)
+
+
+def _details(evaluations: dict[Direction, Evaluation]) -> dict[str, object]:
+    return {one_way: {"value": evaluation.value, **evaluation.details} for one_way, evaluation in evaluations.items()}
+
+
+def delta(
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    direction: str = "both",
+) -> PrivacyBound:
+    """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
+
+    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported.
+    """
+    directions = _checked(mechanism, direction)
+    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    epsilon = validation.non_negative("epsilon", epsilon)
+    prepared = resolve(accountant).prepare(mechanism)
+    found = {one_way: prepared.delta_one_way(sigma, epsilon, one_way) for one_way in directions}
+    binding = _binding(found)
+    return PrivacyBound(sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found))
+
+
+def epsilon(
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    direction: str = "both",
+) -> PrivacyBound:
+    """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
+
+    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported.
+    """
+    directions = _checked(mechanism, direction)
+    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    delta = validation.probability("delta", delta)
+    prepared = resolve(accountant).prepare(mechanism)
+    found = {one_way: prepared.epsilon_one_way(sigma, delta, one_way) for one_way in directions}
+    binding = _binding(found)
+    return PrivacyBound(sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found))
+
+
+def profile(
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float,
+    epsilons: Sequence[float] | np.ndarray | None = None,
+    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    direction: str = "both",
+) -> PrivacyProfile:
+    """Upper bounds on δ(ε) over a grid of ε (by default 41 points from 0 to the ε at which δ ≤ 10⁻⁸).
+
+    **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
+    """
+    directions = _checked(mechanism, direction)
+    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    prepared = resolve(accountant).prepare(mechanism)
+    if epsilons is None:
+        top = max(prepared.epsilon_one_way(sigma, 1e-8, one_way).value for one_way in directions)
+        grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 41)
+    else:
+        grid = np.array([validation.non_negative("epsilons", e) for e in np.ravel(np.asarray(epsilons))])
+        if len(grid) == 0:
+            raise ValueError("epsilons must be at least one number, got none")
+    by_direction: dict[str, np.ndarray] = {
+        one_way: np.asarray(prepared.deltas_one_way(sigma, grid.tolist(), one_way)) for one_way in directions
+    }
+    deltas = np.max(list(by_direction.values()), axis=0)
+    return PrivacyProfile(sigma, grid, deltas, by_direction, direction, prepared.name)
+
+
+def calibrate(
+    mechanism: Mechanism,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    direction: str = "both",
+    relative_tolerance: float = 1e-4,
+) -> Calibration:
+    """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
+
+    Raises:
+      CalibrationError: no noise multiplier can meet the target with this accountant and its options.
+
+    **Formal guarantees.** In every direction asked for, the accountant's bound was evaluated at the noise multiplier
+    returned and met the target.
+    """
+    directions = _checked(mechanism, direction)
+    epsilon = validation.positive("target_epsilon", target_epsilon)
+    delta = validation.probability("target_delta", target_delta)
+    tolerance = validation.positive("relative_tolerance", relative_tolerance)
+    prepared = resolve(accountant).prepare(mechanism)
+    members = prepared.members()
+    found: dict[Direction, Evaluation] = {}
+    sigma = 0.0
+    start = math.sqrt(float(np.max(np.diagonal(mechanism.gram))))
+    binding = directions[0]
+    for one_way in directions:
+        if sigma:
+            # The σ of the direction before often does for this one too: one evaluation tells.
+            known = prepared.delta_for_target(sigma, epsilon, delta, one_way)
+            if known.value <= delta:
+                found[one_way] = known
+                continue
+        sigma, found[one_way], _ = calibrate_one_way(members, epsilon, delta, one_way, sigma or start, tolerance)
+        binding = one_way
+    for one_way in directions:
+        if one_way != binding:
+            found[one_way] = prepared.delta_for_target(sigma, epsilon, delta, one_way)
+    worst = _binding(found)
+    if found[worst].value > delta:
+        raise CalibrationError(f"the bound of {prepared.name} is not monotone around noise multiplier {sigma:g}")
+    return Calibration(
+        sigma, epsilon, found[worst].value, direction, binding, prepared.name, _details(found),
+        target_epsilon=epsilon, target_delta=delta,
+    )  # fmt: skip

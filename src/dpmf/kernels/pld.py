@@ -1,0 +1,293 @@
+"""Privacy losses of one-dimensional Gaussian mixtures, discretised by connecting the dots.
+
+One step is P = Σ_j w_j N(m_j, 1) against Q = N(0, 1) (everything in units of σ, means ascending and ≥ 0). Its loss
+ℓ(x) = log Σ_j w_j exp(m_j x − m_j²/2) is convex and increasing, so that a node of the loss lattice is one point of the
+x-axis and a cell between two nodes one interval.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit, prange
+
+_SQRT2 = math.sqrt(2.0)
+_INV_SQRT_PI = 1.0 / math.sqrt(math.pi)
+_ROUND = 2.0**-50
+
+
+@njit(cache=True)
+def _upper_tail(z: float) -> float:
+    return 0.5 * math.erfc(z / _SQRT2)
+
+
+@njit(cache=True)
+def _scaled_tail(z: float, shift: float) -> float:
+    """exp(shift)·Φ̄(z) for z ≥ 0, where either factor alone may leave the range of a double."""
+    if z == math.inf:
+        return 0.0
+    y = z / _SQRT2
+    if y < 25.0:
+        value = math.erfc(y) * math.exp(y * y)
+    else:
+        r = 0.5 / (y * y)
+        value = _INV_SQRT_PI / y * (1.0 - r * (1.0 - 3.0 * r * (1.0 - 5.0 * r * (1.0 - 7.0 * r))))
+    return 0.5 * value * math.exp(shift - y * y)
+
+
+@njit(cache=True)
+def _boundary(x: float, means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, shift: float,
+              tails: np.ndarray) -> None:
+    """tails[j] = w_j·exp(shift)·Φ̄(|x − m_j|): whichever tail of each component is the smaller one."""
+    if abs(shift) < 600.0 and x - means[-1] > -37.0 and x - means[0] < 37.0:
+        scale = math.exp(shift) if shift != 0.0 else 1.0
+        for j in range(len(means)):
+            tails[j] = scale * weights[j] * _upper_tail(abs(x - means[j]))
+    else:
+        for j in range(len(means)):
+            tails[j] = _scaled_tail(abs(x - means[j]), shift + log_weights[j])
+
+
+@njit(cache=True)
+def _between(left: float, right: float, left_tail: float, right_tail: float, whole: float) -> float:
+    """Mass between two boundaries at signed distances left ≤ right from a component of mass `whole`."""
+    if left >= 0.0:
+        return left_tail - right_tail
+    if right <= 0.0:
+        return right_tail - left_tail
+    return whole - left_tail - right_tail
+
+
+@njit(cache=True)
+def loss_and_slope(x: float, means: np.ndarray, log_weights: np.ndarray) -> tuple:
+    """ℓ(x) and ℓ'(x)."""
+    top = -math.inf
+    for j in range(len(means)):
+        v = log_weights[j] + means[j] * (x - 0.5 * means[j])
+        top = max(top, v)
+    total = 0.0
+    slope = 0.0
+    for j in range(len(means)):
+        e = math.exp(log_weights[j] + means[j] * (x - 0.5 * means[j]) - top)
+        total += e
+        slope += e * means[j]
+    return top + math.log(total), slope / total
+
+
+@njit(cache=True)
+def invert_loss(target: float, start: float, means: np.ndarray, log_weights: np.ndarray) -> float:
+    """The x with ℓ(x) = target, −∞ where ℓ stays above it; `start` must not lie to the left of it.
+
+    Newton's iteration on a convex increasing function, started on the right, comes down monotonically.
+    """
+    if means[0] == 0.0 and target <= log_weights[0]:
+        return -math.inf
+    x = start
+    tolerance = 1e-7 / (1.0 + means[-1])
+    for _ in range(200):
+        value, slope = loss_and_slope(x, means, log_weights)
+        if slope <= 0.0:
+            return -math.inf
+        step = (value - target) / slope
+        x -= step
+        if abs(step) <= tolerance * (1.0 + abs(x) * 1e-6):
+            break
+    return x
+
+
+@njit(cache=True)
+def _right_of_root(target: float, means: np.ndarray, log_weights: np.ndarray) -> float:
+    """Each single component keeps ℓ from below, hence each bounds the root from the right."""
+    best = math.inf
+    for j in range(len(means)):
+        if means[j] > 0.0:
+            best = min(best, (target - log_weights[j]) / means[j] + 0.5 * means[j])
+    return best
+
+
+@njit(cache=True)
+def _mixture_quantile(tail: float, z_tail: float, means: np.ndarray, weights: np.ndarray) -> float:
+    """A point x with Σ w_j Φ̄(x − m_j) ≤ tail, the least to about 1e-3."""
+    low, high = means[0], means[-1] + z_tail
+    for _ in range(60):
+        if high - low <= 1e-3:
+            break
+        middle = 0.5 * (low + high)
+        mass = 0.0
+        for j in range(len(means)):
+            mass += weights[j] * _upper_tail(middle - means[j])
+        if mass <= tail:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@njit(cache=True)
+def loss_nodes(
+    means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, add: bool, interval: float,
+    growth: float, widest: float, tail: float, z_tail: float, z_low: float,
+) -> np.ndarray:
+    """Lattice indices to put mass on, ascending.
+
+    Every point of the lattice near the bulk of the loss; further out neighbours may be `growth` times their distance
+    from the bulk apart, though no more than `widest`: that costs a constant share of the second moment.
+    """
+    if add:
+        bottom = -loss_and_slope(z_low, means, log_weights)[0]
+        top = -loss_and_slope(-z_tail, means, log_weights)[0]
+        centre = -loss_and_slope(0.0, means, log_weights)[0]
+    else:
+        bottom = loss_and_slope(means[0] - z_low, means, log_weights)[0]
+        top = loss_and_slope(_mixture_quantile(tail, z_tail, means, weights), means, log_weights)[0]
+        mean = 0.0
+        for j in range(len(means)):
+            mean += weights[j] * means[j]
+        centre = loss_and_slope(mean, means, log_weights)[0]
+    last, first = math.ceil(top / interval), math.floor(bottom / interval)
+    if last == first:
+        last += 1
+    middle = min(max(round(centre / interval), first), last)
+    wide = widest / interval
+    nodes = [middle]
+    node = middle
+    while node < last:
+        node += max(1, int(min(growth * (node - middle), wide)))
+        node = min(node, last)
+        nodes.append(node)
+    above = len(nodes)
+    node = middle
+    while node > first:
+        node -= max(1, int(min(growth * (middle - node), wide)))
+        node = max(node, first)
+        nodes.append(node)
+    out = np.empty(len(nodes), np.int64)
+    below = len(nodes) - above
+    for k in range(below):
+        out[below - 1 - k] = nodes[above + k]
+    for k in range(above):
+        out[below + k] = nodes[k]
+    return out
+
+
+@njit(cache=True)
+def connect_the_dots(
+    nodes: np.ndarray, interval: float, means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, add: bool
+) -> tuple:
+    """Masses on `nodes` and at infinity of a distribution that dominates the step's privacy loss.
+
+    The P-mass and the Q-mass of each cell are kept and moved onto the two nodes around it. Sums over the cells above
+    a node telescope, so that the profile at a node has the relative error `slack` of single tail probabilities; the
+    same share of each cell's P-mass is added to its upper node. A node placed wrongly by η costs O(η²).
+    """
+    count = len(nodes)
+    size = len(means)
+    masses = np.zeros(count)
+    infinity = 0.0
+    # Nodes are visited by falling ℓ: there the tangent at one root is the right start for the next.
+    index = 0 if add else count - 1
+    sign = -1.0 if add else 1.0
+    loss = nodes[index] * interval
+    right = invert_loss(sign * loss, _right_of_root(sign * loss, means, log_weights), means, log_weights)
+    # The boundary's tails under the mixture and under N(0, 1); those of Q's role come multiplied by e^loss.
+    mixture = np.empty(size)
+    mixture_next = np.empty(size)
+    _boundary(right, means, weights, log_weights, loss if add else 0.0, mixture)
+    single = _scaled_tail(abs(right), 0.0 if add else loss)
+    if add:
+        masses[0] += _upper_tail(right) * (1.0 + _ROUND * (4.0 + right * right))
+    else:
+        for j in range(size):
+            infinity += weights[j] * _upper_tail(right - means[j])
+        infinity *= 1.0 + _ROUND * (4.0 + right * right)
+    for k in range(1, count):
+        if right == -math.inf:
+            break
+        previous, above = index, loss
+        index = k if add else count - 1 - k
+        loss = nodes[index] * interval
+        left = min(invert_loss(sign * loss, right, means, log_weights), right)
+        _boundary(left, means, weights, log_weights, loss if add else 0.0, mixture_next)
+        single_next = _scaled_tail(abs(left), 0.0 if add else loss)
+        width = abs(loss - above)
+        fall = math.exp(-width)
+        total = 0.0
+        if add:  # the left boundary has the higher loss: its tails are brought to the lower node's scale
+            for j in range(size):
+                whole = 0.0
+                if left < means[j] < right:
+                    whole = math.exp(above + log_weights[j])
+                total += _between(
+                    left - means[j], right - means[j], mixture_next[j] * fall, mixture[j], whole
+                )
+            upper, lower = _between(left, right, single_next, single, 1.0), total
+            reach = max(-left, 0.0) + means[-1] if left > -math.inf else -right + means[-1]
+        else:
+            for j in range(size):
+                total += _between(left - means[j], right - means[j], mixture_next[j], mixture[j], weights[j])
+            upper = total
+            lower = _between(left, right, single_next, single * fall, math.exp(min(loss, 700.0)))
+            reach = max(right, 0.0)
+        slack = _ROUND * (4.0 + reach * reach + abs(above) + means[-1]) * max(upper, 0.0)
+        climb = -math.expm1(-width)
+        up = max((upper - lower) / climb, 0.0)
+        low, high = (previous, index) if add else (index, previous)
+        masses[high] += up + slack / climb
+        masses[low] += max(upper - up, 0.0)
+        right, single = left, single_next
+        mixture, mixture_next = mixture_next, mixture
+    if right > -math.inf:
+        if add:
+            infinity += _upper_tail(-right) * (1.0 + _ROUND * (4.0 + right * right))
+        else:
+            below = 0.0
+            for j in range(size):
+                below += weights[j] * _upper_tail(means[j] - right)
+            masses[0] += below * (1.0 + _ROUND * (4.0 + right * right))
+    return masses, infinity
+
+
+@njit(cache=True, parallel=True)
+def fill_rows(
+    rows: np.ndarray, first: int, starts: np.ndarray, means: np.ndarray, weights: np.ndarray, sigma: float,
+    add: bool, interval: float, growth: float, widest: float, tail: float, z_tail: float, z_low: float,
+    tilt: float, orders: np.ndarray, log_sums: np.ndarray, norms: np.ndarray, infinities: np.ndarray,
+) -> None:
+    """The pmfs of steps first, first + 1, ..., tilted by e^(tilt·loss), one per row, at index (node mod row length).
+
+    Each row is scaled to sum one. `log_sums[n, 0]` is the log of the scale and `log_sums[n, 1 + k]` the log of the
+    moment generating function at `orders[k]`; `norms` are the rows' 2-norms.
+    """
+    length = rows.shape[1]
+    for r in prange(rows.shape[0]):
+        n = first + r
+        row = rows[r]
+        row[:] = 0.0
+        step_means = means[starts[n] : starts[n + 1]] / sigma
+        step_weights = weights[starts[n] : starts[n + 1]].copy()
+        log_weights = np.log(step_weights)
+        nodes = loss_nodes(
+            step_means, step_weights, log_weights, add, interval, growth, widest, tail, z_tail, z_low
+        )
+        masses, infinities[n] = connect_the_dots(
+            nodes, interval, step_means, step_weights, log_weights, add
+        )
+        log_masses = np.empty(len(nodes))
+        for k in range(len(nodes)):
+            log_masses[k] = math.log(masses[k]) if masses[k] > 0.0 else -math.inf
+        for o in range(len(orders) + 1):
+            order = tilt if o == 0 else orders[o - 1]
+            top = -math.inf
+            for k in range(len(nodes)):
+                top = max(top, log_masses[k] + order * interval * nodes[k])
+            total = 0.0
+            for k in range(len(nodes)):
+                total += math.exp(log_masses[k] + order * interval * nodes[k] - top)
+            log_sums[n, o] = top + math.log(total)
+        for k in range(len(nodes)):
+            row[nodes[k] % length] += math.exp(log_masses[k] + tilt * interval * nodes[k] - log_sums[n, 0])
+        square = 0.0
+        for k in range(len(nodes)):
+            square += row[nodes[k] % length] ** 2
+        norms[n] = math.sqrt(square)

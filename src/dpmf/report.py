@@ -1,0 +1,260 @@
+"""Tables, files and pictures made from results. Knows the public API only."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpmf import api, validation
+from dpmf.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dpmf.accountants import Accountant
+    from dpmf.mechanism import Mechanism
+    from dpmf.results import PrivacyProfile
+
+# Told apart in grey as well: every line has its own dash pattern and marker.
+_LOOKS = [
+    {"color": "#0072b2", "linestyle": "-", "marker": "o"},
+    {"color": "#d55e00", "linestyle": "--", "marker": "s"},
+    {"color": "#009e73", "linestyle": "-.", "marker": "^"},
+    {"color": "#cc79a7", "linestyle": ":", "marker": "D"},
+    {"color": "#56b4e9", "linestyle": (0, (5, 1)), "marker": "v"},
+    {"color": "#e69f00", "linestyle": (0, (3, 1, 1, 1)), "marker": "P"},
+    {"color": "#000000", "linestyle": (0, (1, 1)), "marker": "x"},
+]
+_PICTURES = (".png", ".pdf", ".svg")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a comparison: a noise multiplier, or the reason why there is none."""
+
+    accountant: str
+    epsilon: float
+    noise_multiplier: float | None
+    seconds: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Noise multipliers by accountant and ε. `complete` is False where the run was interrupted."""
+
+    mechanism: str
+    delta: float
+    direction: str
+    epsilons: tuple[float, ...]
+    accountants: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    complete: bool
+
+    def cell(self, accountant: str, epsilon: float) -> Cell | None:
+        return next((c for c in self.cells if c.accountant == accountant and c.epsilon == epsilon), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mechanism": self.mechanism,
+            "delta": self.delta,
+            "direction": self.direction,
+            "complete": self.complete,
+            "cells": [vars(cell) for cell in self.cells],
+        }
+
+
+def compare(
+    mechanism: Mechanism,
+    accountants: Sequence[Accountant],
+    epsilons: Sequence[float],
+    delta: float,
+    direction: str = "both",
+    progress: bool = False,
+) -> Comparison:
+    """Calibrate every accountant at every ε. An interrupt (Ctrl-C) keeps the cells that are finished.
+
+    **Formal guarantees.** Those of `calibrate`, cell by cell.
+    """
+    grid = tuple(validation.positive("epsilon", e) for e in epsilons)
+    delta = validation.probability("delta", delta)
+    cells: list[Cell] = []
+    complete = True
+    todo = [(accountant, epsilon) for accountant in accountants for epsilon in grid]
+    from rich.console import Console
+    from rich.progress import track
+
+    try:
+        for accountant, epsilon in track(
+            todo, "calibrating", console=Console(stderr=True), disable=not progress, transient=True
+        ):
+            began = time.perf_counter()
+            sigma, problem = None, None
+            try:
+                sigma = api.calibrate(
+                    mechanism, target_epsilon=epsilon, target_delta=delta, accountant=accountant, direction=direction
+                ).noise_multiplier
+            except CalibrationError as error:
+                problem = str(error)
+            cells.append(Cell(accountant.name, epsilon, sigma, time.perf_counter() - began, problem))
+    except KeyboardInterrupt:
+        complete = False
+    names = tuple(dict.fromkeys(a.name for a in accountants))
+    return Comparison(mechanism.name, delta, direction, grid, names, tuple(cells), complete)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The comparison as a table on stdout: one row for each ε, one column for each accountant."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("ε", justify="right")
+    for name in comparison.accountants:
+        table.add_column(name, justify="right")
+    for epsilon in comparison.epsilons:
+        row = [f"{epsilon:g}"]
+        for name in comparison.accountants:
+            cell = comparison.cell(name, epsilon)
+            row.append(
+                "" if cell is None else "none" if cell.noise_multiplier is None else f"{cell.noise_multiplier:.4f}"
+            )
+        table.add_row(*row)
+    times = [sum(c.seconds for c in comparison.cells if c.accountant == name) for name in comparison.accountants]
+    table.add_section()
+    table.add_row("seconds", *(f"{t:.1f}" for t in times))
+    console = Console()
+    title = f"{comparison.mechanism}: noise multiplier for (ε, {comparison.delta:g})-DP"
+    console.print(title, style="bold", highlight=False)
+    console.print(table)
+    for problem in dict.fromkeys(f"{c.accountant}: {c.problem}" for c in comparison.cells if c.problem):
+        console.print(problem, highlight=False)
+
+
+def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
+    """Refuse, before any work is done, a file that could not be written or whose kind is unknown."""
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"output must end in {', '.join(suffixes)}, got {str(path)!r}")
+    if path.is_dir():
+        raise ValueError(f"output must be a file, got the directory {str(path)!r}")
+    parent = path.parent
+    if not parent.is_dir():
+        raise ValueError(f"output must be in an existing directory, got {str(path)!r}")
+    if not os.access(parent, os.W_OK):
+        raise ValueError(f"output must be in a writable directory, got {str(path)!r}")
+    return path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All or nothing: a failure half-way leaves what was there before."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def profile_csv(profile: PrivacyProfile) -> str:
+    """The profile as comma-separated values, one row for each ε."""
+    names = list(profile.by_direction)
+    lines = [",".join(["epsilon", "delta", *(f"delta_{name}" for name in names)])]
+    for i, epsilon in enumerate(profile.epsilons):
+        values = [epsilon, profile.deltas[i], *(profile.by_direction[name][i] for name in names)]
+        lines.append(",".join(repr(float(value)) for value in values))
+    return "\n".join(lines) + "\n"
+
+
+def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
+    """A function that writes a profile to `path` as its extension says; refuses a bad path now, not later."""
+    checked_output(path, (".csv", ".json", *_PICTURES))
+    suffix = path.suffix.lower()
+
+    def write(mechanism: Mechanism, profile: PrivacyProfile) -> None:
+        if suffix == ".csv":
+            content = profile_csv(profile).encode()
+        elif suffix == ".json":
+            content = (json.dumps({"mechanism": mechanism.name, **profile.to_dict()}) + "\n").encode()
+        else:
+            content = _rendered(_profile_figure(mechanism, profile), suffix)
+        write_atomically(path, content)
+
+    return write
+
+
+def comparison_plotter(path: Path) -> Callable[[Comparison], None]:
+    """A function that draws a comparison to `path`; refuses a bad path now, not after the work."""
+    checked_output(path, _PICTURES)
+    return lambda comparison: write_atomically(path, _rendered(comparison_figure([comparison]), path.suffix.lower()))
+
+
+def _rendered(figure: Figure, suffix: str) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format=suffix[1:], dpi=200)
+    return stream.getvalue()
+
+
+def _new_figure(panels: int) -> tuple[Figure, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * panels + 0.4, 3.8), layout="constrained")
+    axes = [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
+    for ax in axes:
+        ax.grid(visible=True, which="major", color="0.85", linewidth=0.6)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
+    """σ against ε, one panel for each comparison, one line for each accountant."""
+    figure, axes = _new_figure(len(comparisons))
+    for ax, comparison in zip(axes, comparisons, strict=True):
+        for look, name in zip(_LOOKS * 3, comparison.accountants, strict=False):
+            found = [c for c in comparison.cells if c.accountant == name and c.noise_multiplier is not None]
+            found.sort(key=lambda cell: cell.epsilon)
+            ax.plot([c.epsilon for c in found], [c.noise_multiplier for c in found], label=name, markersize=4, **look)
+        ax.set(xscale="log", yscale="log", xlabel="ε", title=comparison.mechanism)
+        ax.set_xticks(comparison.epsilons, [f"{e:g}" for e in comparison.epsilons], minor=False)
+        ax.minorticks_off()
+        shown = [c.noise_multiplier for c in comparison.cells if c.noise_multiplier]
+        if shown:
+            ticks = _log_ticks(min(shown), max(shown))
+            ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        ax.set_ylabel(f"noise multiplier σ at δ = {comparison.delta:g}")
+        if comparison.accountants:
+            ax.legend(frameon=False)
+    return figure
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers (1, 2, 5 times a power of ten) that cover a range."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
+    return [t for t in ticks if low / 2 <= t <= high * 2]
+
+
+def _profile_figure(mechanism: Mechanism, profile: PrivacyProfile) -> Figure:
+    figure, (ax,) = _new_figure(1)
+    for look, (name, deltas) in zip(_LOOKS, profile.by_direction.items(), strict=False):
+        ax.plot(profile.epsilons, deltas, label=name, color=look["color"], linestyle=look["linestyle"])
+    ax.set(yscale="log", xlabel="ε", ylabel="δ(ε), upper bound")
+    ax.set_title(f"{mechanism.name}, σ = {profile.noise_multiplier:g} [{profile.accountant}]", fontsize="medium")
+    ax.legend(frameon=False)
+    return figure

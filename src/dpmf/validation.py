@@ -1,0 +1,76 @@
+"""Argument checks, made once, at the public door.
+
+Every message has the same grammar: the argument, what it must be, what it was. NaN fails every check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import operator
+from collections.abc import Collection
+from typing import Any
+
+
+def _fail(name: str, requirement: str, value: object) -> ValueError:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    return ValueError(f"{name} must be {requirement}, got {shown}")
+
+
+def real(name: str, value: Any) -> float:
+    """A finite real number (booleans are refused: they are never meant as numbers here)."""
+    given = value
+    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
+        with contextlib.suppress(ValueError):
+            value = value.item()  # 0-d numpy arrays and numpy scalars
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _fail(name, "a real number", given)
+    number = float(value)
+    if not math.isfinite(number):
+        raise _fail(name, "finite", number)
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    number = real(name, value)
+    if number <= 0:
+        raise _fail(name, "positive", number)
+    return number
+
+
+def non_negative(name: str, value: Any) -> float:
+    number = real(name, value)
+    if number < 0:
+        raise _fail(name, "non-negative", number)
+    return number
+
+
+def probability(name: str, value: Any) -> float:
+    """A number strictly between 0 and 1."""
+    number = real(name, value)
+    if not 0 < number < 1:
+        raise _fail(name, "strictly between 0 and 1", number)
+    return number
+
+
+def integer(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> int:
+    if isinstance(value, bool):
+        raise _fail(name, "an integer", value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _fail(name, "an integer", value) from None
+    if number < at_least:
+        raise _fail(name, f"at least {at_least}", number)
+    if at_most is not None and number > at_most:
+        raise _fail(name, f"at most {at_most}", number)
+    return number
+
+
+def choice(name: str, value: Any, options: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in options:
+        raise _fail(name, "one of " + ", ".join(options), value)
+    return value
