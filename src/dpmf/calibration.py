@@ -15,7 +15,11 @@ _LEAST_LOG = -800.0
 
 
 def least_noise(
-    evaluate: Callable[[float], Evaluation], target_delta: float, start: float, relative_tolerance: float
+    evaluate: Callable[[float], Evaluation],
+    target_delta: float,
+    start: float,
+    relative_tolerance: float,
+    step: float = 0.5,
 ) -> tuple[float, Evaluation] | None:
     """The least σ found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
 
@@ -32,7 +36,6 @@ def least_noise(
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
     low = high = math.log(start)
-    step = 0.5
     if excess(high) > 0:
         while excess(high := high + step) > 0:
             low, step = high, 2 * step
@@ -43,9 +46,7 @@ def least_noise(
             high, step = low, 2 * step
             if low < math.log(start) - math.log(_LARGEST_RATIO):
                 break
-        else:
-            pass
-    if not met or low < high:
+    if low < high:
         brentq(excess, low, high, xtol=relative_tolerance / 4, rtol=1e-14, maxiter=200)
     sigma = min(met)
     return sigma, met[sigma]
@@ -76,7 +77,9 @@ def calibrate_one_way(
             if evaluate(challenged).value > delta:
                 continue
             start = challenged
-        found = least_noise(evaluate, delta, start, relative_tolerance)
+        # A challenger rarely wins by much: look close to the incumbent first.
+        step = 0.5 if best is None else 0.05
+        found = least_noise(evaluate, delta, start, relative_tolerance, step)
         if found is not None and (best is None or found[0] < best[0]):
             best = (*found, member)
     if best is None:

@@ -7,9 +7,10 @@ G ≤ G^(p) + τ gives E[A_G^m] ≤ e^(τ·m(m−1)/(2σ²)) · E[A_{G^(p)}^m].
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -103,14 +104,26 @@ class _BandedMoments(MomentTable):
         while self.largest_order >= 2 and math.comb(self.largest_order + width, width) > _MAX_STATES:
             self.largest_order -= 1
 
+    def _decay(self, noise_multiplier: float, order: int) -> Array:
+        missing = (self._g - self._band) / noise_multiplier**2
+        return np.asarray(np.exp(-missing[:, :, None] * np.arange(order + 1)))
+
     def _unscaled(self, sums: Array, g: float, z: float) -> Array:
         order = len(sums) - 1
         m = np.arange(order + 1, dtype=np.float64)
         pairs = g * m * (m - 1) / 2
         # Depth of the computation (sums and products along a path) and the exponents' own relative error.
-        steps = self._b * (self._band.shape[1] + order + 8) + 64
-        slack = 2.0**-52 * (steps + 8 * pairs + 8 * m * math.log(self._b))
+        steps = self._b * (self._band.shape[1] + 2 * order + 8) + 64
+        slack = 2.0**-52 * (steps + 8 * pairs + 8 * m * math.log(self._b) + 8 * gammaln(m + 1))
         return np.log(sums) + pairs - m * (math.log(z) + math.log(self._b)) + slack
+
+
+def _chain_work(p: int, order: int, prefix: int) -> float:
+    """Elementary updates per index, for all choices of `prefix` counts: inner sums, weights of middles, powers."""
+    sums = math.comb(order + p + 1 + prefix, p + 1 + prefix)
+    middles = math.comb(order + p - 1 + prefix, p - 1 + prefix) * (4 + 2 * min(p - 2, order))
+    powers = math.comb(order + 2 + prefix, 2 + prefix) * p
+    return float(sums + middles + powers)
 
 
 class LineMoments(_BandedMoments):
@@ -141,7 +154,7 @@ class LineMoments(_BandedMoments):
 
     def work(self, order: int) -> float:
         p = self._band.shape[1]
-        return self._b * float(math.comb(order + p + 1, p + 1))
+        return self._b * _chain_work(p, order, 0)
 
     def _log_moments(self, noise_multiplier: float, order: int) -> Array:
         from dpmf.kernels.renyi import chain
@@ -150,7 +163,7 @@ class LineMoments(_BandedMoments):
         g, z = self._g / noise_multiplier**2, self._b**-0.5
         sums = chain(
             self._band / noise_multiplier**2, np.zeros(self._b), 0, order, g, z,
-            *_state_space(self._band.shape[1], order),
+            self._decay(noise_multiplier, order), *_state_space(self._band.shape[1], order),
         )  # fmt: skip
         return self._unscaled(sums, g, z)
 
@@ -166,12 +179,12 @@ class RingMoments(_BandedMoments):
             for d in range(1, p):
                 if 0 <= k - d < p - 1:
                     self._to_prefix[k, k - d] = majorant.band[k, d]
-                elif k + d >= b and majorant.wrap[k, d]:
+                if k + d >= b and majorant.wrap[k, d]:  # on a short ring one d can be both, for two prefix indices
                     self._to_prefix[k, k + d - b] = majorant.wrap[k, d]
 
     def work(self, order: int) -> float:
         p = self._band.shape[1]
-        return self._b * float(math.comb(order + 2 * p, 2 * p))
+        return self._b * _chain_work(p, order, p - 1)
 
     def _log_moments(self, noise_multiplier: float, order: int) -> Array:
         from dpmf.kernels.renyi import ring
@@ -181,8 +194,6 @@ class RingMoments(_BandedMoments):
         band, to_prefix = self._band / noise_multiplier**2, self._to_prefix / noise_multiplier**2
         g, z = self._g / noise_multiplier**2, self._b**-0.5
         prefixes = _bounded_counts(p - 1, order)
-        # Interleaved, so that threads that take contiguous ranges share the heavy (small) prefixes evenly.
-        prefixes = np.concatenate([prefixes[start::16] for start in range(16)])
         total = prefixes.sum(axis=1)
         log_weight = gammaln(total + 1.0) - gammaln(prefixes + 1.0).sum(axis=1) + total * math.log(z)
         for i in range(p - 1):
@@ -190,34 +201,100 @@ class RingMoments(_BandedMoments):
             for j in range(i):
                 log_weight -= (g - to_prefix[i, j]) * prefixes[:, i] * prefixes[:, j]
         weight = np.maximum(np.exp(log_weight), 1e-290)
-        sums = ring(band, prefixes, weight, to_prefix, order, g, z, *_state_space(p, order))
+        decay = self._decay(noise_multiplier, order)
+        states = _state_space(p, order)
+
+        def part(first: int, step: int) -> Array:
+            chosen = slice(first, None, step)  # interleaved: the heavy prefixes, small ones, come first
+            sums: Array = ring(band, prefixes[chosen], weight[chosen], to_prefix, order, g, z, decay, *states)
+            return sums
+
+        threads = min(os.cpu_count() or 1, 8) if self.work(order) > 1e7 else 1
+        with ThreadPoolExecutor(threads) as pool:
+            sums = np.sum(list(pool.map(part, range(threads), [threads] * threads)), axis=0)
         return self._unscaled(sums, g, z)
 
 
-@lru_cache(maxsize=32)
+class CutRingMoments(MomentTable):
+    """A ring as long as that is affordable, then the line left when it is cut: more orders for the same work."""
+
+    def __init__(self, ring: RingMoments, line: LineMoments, affordable: float) -> None:
+        super().__init__(ring.tau, ring.details["bandwidth"], ring.details["exact"])
+        self._ring, self._line, self._affordable = ring, line, affordable
+        self.largest_order = max(ring.largest_order, line.largest_order)
+
+    def _chosen(self, order: int) -> MomentTable:
+        return self._ring if self._ring.work(order) <= self._affordable else self._line
+
+    def work(self, order: int) -> float:
+        return self._chosen(order).work(order)
+
+    def _log_moments(self, noise_multiplier: float, order: int) -> Array:
+        raise NotImplementedError  # the parts add their own τ
+
+    def log_moments(self, noise_multiplier: float, order: int) -> Array:
+        chosen = self._chosen(order)
+        self.details = chosen.details
+        return chosen.log_moments(noise_multiplier, order)
+
+
+def _counts_with_sum(length: int, total: int, known: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
+    """All tuples of `length` non-negative integers with sum `total`, in lexicographic order."""
+    if (length, total) not in known:
+        if length == 0:
+            rows = np.zeros((int(total == 0), 0), dtype=np.int16)
+        else:
+            parts = []
+            for first in range(total + 1):
+                rest = _counts_with_sum(length - 1, total - first, known)
+                parts.append(np.insert(rest, 0, first, axis=1))
+            rows = np.concatenate(parts)
+        known[length, total] = rows
+    return known[length, total]
+
+
+@lru_cache(maxsize=8)
 def _bounded_counts(length: int, most: int) -> np.ndarray:
-    """All tuples of `length` non-negative integers with sum ≤ most, by increasing sum."""
-    if length == 0:
-        return np.zeros((1, 0), dtype=np.int64)
-    bars = np.array(list(combinations(range(most + length), length)), dtype=np.int64)
-    # Stars and bars: gaps between the chosen positions are the counts.
-    counts = np.diff(bars, axis=1, prepend=-1) - 1
-    return counts[np.argsort(counts.sum(axis=1), kind="stable")]
+    """All tuples of `length` non-negative integers with sum ≤ most, by increasing sum, then lexicographic."""
+    known: dict[tuple[int, int], np.ndarray] = {}
+    return np.concatenate([_counts_with_sum(length, total, known) for total in range(most + 1)]).astype(np.int64)
 
 
-@lru_cache(maxsize=32)
+def _rank(counts: np.ndarray, binomial: np.ndarray) -> np.ndarray:
+    """Where each tuple stands in `_bounded_counts`: after smaller sums, then after smaller first counts."""
+    length = counts.shape[1]
+    left = counts.sum(axis=1)
+    rank = np.where(left > 0, binomial[np.maximum(left - 1, 0) + length, length], 0)
+    for i in range(length):
+        after = length - i - 1
+        rank += binomial[left + after, after] - binomial[left - counts[:, i] + after, after]
+        left = left - counts[:, i]
+    return np.asarray(rank)
+
+
+@lru_cache(maxsize=16)
 def _state_space(p: int, order: int) -> tuple[np.ndarray, ...]:
-    """middles, their sums, where each one's states begin, where each goes when a count is appended; binomials."""
+    """The arguments of the kernels that describe the states (see `chain`), and the binomials.
+
+    Middles are stored by their non-zero counts: there are at most `order` of those, however large p is.
+    """
     middles = _bounded_counts(p - 2, order)
     middle_sum = middles.sum(axis=1)
     rest = order - middle_sum
     base = np.concatenate(([0], np.cumsum((rest + 1) * (rest + 2) // 2)))
-    index = {tuple(row): i for i, row in enumerate(middles.tolist())}
+    second = middles[:, 0].copy() if p > 2 else np.zeros(1, dtype=np.int64)
+    row, column = np.nonzero(middles)
+    entry = np.searchsorted(row, np.arange(len(middles) + 1))
+    distance, amount = p - 2 - column, middles[row, column]
+    pascal = np.array(
+        [[math.comb(n, k) if n - k <= order else 0 for k in range(p - 1)] for n in range(order + p)], dtype=np.int64
+    )
     following = np.zeros((len(middles), order + 1), dtype=np.int64)
     if p > 2:
-        for i, row in enumerate(middles.tolist()):
-            for t in range(order - int(middle_sum[i]) + 1):
-                following[i, t] = index[(*row[1:], t)]
+        for t in range(order + 1):
+            fits = rest >= t
+            moved = np.column_stack((middles[fits, 1:], np.full(int(fits.sum()), t)))
+            following[fits, t] = _rank(moved, pascal)
     n = np.arange(order + 1, dtype=np.float64)
     k = n[None, :]
     binomial = np.where(
@@ -225,4 +302,4 @@ def _state_space(p: int, order: int) -> tuple[np.ndarray, ...]:
         np.exp(gammaln(n + 1)[:, None] - gammaln(k + 1) - gammaln(np.maximum(n[:, None] - k, 0) + 1)),
         0.0,
     )
-    return middles, middle_sum, base, following, binomial
+    return middle_sum, second, entry, distance, amount, base, following, binomial

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dpmf import validation
-from dpmf.accountants._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
+from dpmf.accountants._moments import CutRingMoments, LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.allocation import circulant_majorant, cyclic_bandwidth, truncate
 from dpmf.mechanism import Mechanism
@@ -28,6 +28,7 @@ from dpmf.strategies.base import Array
 
 _MOST_ORDERS = 2000
 _BANDWIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_WIDEST = 32
 _LARGEST_REAL_ORDER = 1e12
 
 
@@ -47,8 +48,15 @@ def _best_real_order(score: Callable[[float], float], max_order: int | None) -> 
 
 
 def _capped(log_delta: float) -> float:
-    """e^log_delta rounded up, and at most 1, which bounds every δ."""
-    return min(1.0, math.exp(min(log_delta, 0.0)) * (1 + 1e-15))
+    """e^log_delta rounded up: at most 1, which bounds every δ, and never 0, which bounds none (nor does NaN)."""
+    if math.isnan(log_delta):
+        return 1.0
+    return min(1.0, max(math.exp(min(log_delta, 0.0)) * (1 + 1e-15), math.ulp(0.0)))
+
+
+def _at_least_zero(epsilon: float) -> float:
+    """ε rounded up; NaN, from numbers beyond double range, proves nothing."""
+    return math.inf if math.isnan(epsilon) else max(0.0, epsilon * (1 + 1e-15))
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Renyi(Accountant):
 
     Attributes:
       max_order: the largest order α tried; None leaves it to the work budget.
-      work_budget: elementary updates allowed for one σ, shared by the bandwidths tried (10⁹ is about a second).
+      work_budget: elementary updates allowed for one σ, shared by the bandwidths tried (10⁹ take about a second).
       bandwidth: use this truncation bandwidth only, instead of trying several.
     """
 
@@ -65,7 +73,7 @@ class Renyi(Accountant):
     summary: ClassVar[str] = "Rényi moments by dynamic programming; tight at large ε"
 
     max_order: int | None = None
-    work_budget: float = 1e9
+    work_budget: float = 3e9
     bandwidth: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,13 +96,15 @@ class Renyi(Accountant):
         """
         n = mechanism.allocation.iterations
         gram = mechanism.gram * (1 + (n + 2) * 2.0**-52)
-        tables = _tables(gram, self.bandwidth)
-        share = self.work_budget / len(tables)
+        widths = _widths(gram, self.bandwidth)
+        share = self.work_budget / len(widths)
+        # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
+        tables = [_table(gram, p, share) for p in reversed(widths)]
         members: list[PreparedAccountant] = [
             _TruncatedRenyi(mechanism, gram, self.max_order, table, self._orders(table, share)) for table in tables
         ]
         if self.bandwidth is None:
-            members.insert(0, _UnamplifiedRenyi(mechanism, gram, self.max_order))
+            members.append(_UnamplifiedRenyi(mechanism, gram, self.max_order))
         return Portfolio(self.name, mechanism, members)
 
     def _orders(self, table: MomentTable, budget: float) -> int:
@@ -109,25 +119,24 @@ class Renyi(Accountant):
         return low
 
 
-def _tables(gram: Array, only: int | None) -> list[MomentTable]:
-    """One table of moments for each bandwidth worth trying, cheapest first."""
-    b = len(gram)
+def _widths(gram: Array, only: int | None) -> list[int]:
+    """The truncation bandwidths worth trying."""
     exact = max(1, cyclic_bandwidth(gram))
-    widths = [only] if only else sorted({p for p in _BANDWIDTHS if p < exact} | {exact})
-    tables: list[MomentTable] = []
-    for p in widths:
-        majorant = truncate(gram, p)
-        if majorant.p == 1:
-            tables.append(UncorrelatedMoments(majorant, b))
-        elif not majorant.wraps:
-            tables.append(LineMoments(majorant, b))
-        else:
-            # Leaving out p − 1 indices breaks the ring: far more orders for the same work.
-            if b >= 4 * majorant.p:
-                tables.append(LineMoments.from_ring(circulant_majorant(gram), majorant.p))
-            tables.append(RingMoments(majorant, b))
-    # Beyond order 3 or so a truncation that cannot afford more orders is of no use: keep those that can be run at all.
-    return [t for t in tables if t.feasible] or tables[:1]
+    return [only] if only else sorted({p for p in _BANDWIDTHS if p < exact} | {min(exact, _WIDEST)})
+
+
+def _table(gram: Array, p: int, affordable: float) -> MomentTable:
+    """The moments of G truncated at bandwidth p."""
+    b = len(gram)
+    majorant = truncate(gram, p)
+    if majorant.p == 1:
+        return UncorrelatedMoments(majorant, b)
+    if not majorant.wraps:
+        return LineMoments(majorant, b)
+    ring = RingMoments(majorant, b)
+    if b < 4 * majorant.p:  # leaving out p − 1 indices would cost too much
+        return ring
+    return CutRingMoments(ring, LineMoments.from_ring(circulant_majorant(gram), majorant.p), affordable)
 
 
 class _OneOrderPerDirection(PreparedAccountant):
@@ -158,7 +167,7 @@ class _OneOrderPerDirection(PreparedAccountant):
             return float(divergence(order) + (log_conversion_factor(order) - math.log(delta)) / (order - 1))
 
         order = _best_real_order(epsilon, self._max_order)
-        return Evaluation(max(0.0, epsilon(order) * (1 + 1e-15)), {"order": order})
+        return Evaluation(_at_least_zero(epsilon(order)), {"order": order})
 
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         """With a largest order α, even infinite noise (ρ = 0) leaves δ at the conversion's own value."""
@@ -207,6 +216,7 @@ class _TruncatedRenyi(_OneOrderPerDirection):
         self._table = table
         self._most = most_orders
         self._latest: tuple[float, Array] = (math.nan, np.empty(0))
+        self._likely_order = 6  # where the search for the best order starts; moves with what was found last
 
     def _largest_order(self, direction: Direction) -> int | None:
         return self._most if direction == "remove" else self._max_order
@@ -230,12 +240,13 @@ class _TruncatedRenyi(_OneOrderPerDirection):
         log δ(α) is convex in α and ε(α) quasi-convex (log-moments are convex, and so is the conversion factor), so once
         the best order lies well inside the range, larger orders cannot win.
         """
-        most = min(8, self._most)
+        most = min(self._likely_order + self._likely_order // 4 + 2, self._most)
         while True:
             orders = np.arange(2, most + 1, dtype=np.float64)
             scores = score(orders, self.log_moments(noise_multiplier, most)[2 : most + 1])
             best = int(np.argmin(scores))
             if most >= self._most or best < len(scores) - 1:
+                self._likely_order = best + 2
                 return best + 2, float(scores[best])
             most = min(self._most, 2 * most)
 
@@ -260,4 +271,4 @@ class _TruncatedRenyi(_OneOrderPerDirection):
             return np.asarray((moments + log_conversion_factor(orders) - math.log(delta)) / (orders - 1))
 
         order, value = self._best_order(noise_multiplier, epsilon)
-        return Evaluation(max(0.0, value * (1 + 1e-15)), self._details(order))
+        return Evaluation(_at_least_zero(value), self._details(order))

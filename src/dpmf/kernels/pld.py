@@ -222,14 +222,15 @@ def connect_the_dots(
                     left - means[j], right - means[j], mixture_next[j] * fall, mixture[j], whole
                 )
             upper, lower = _between(left, right, single_next, single, 1.0), total
-            reach = max(-left, 0.0) + means[-1] if left > -math.inf else -right + means[-1]
+            reach = max(-right, 0.0) + means[-1]
         else:
             for j in range(size):
                 total += _between(left - means[j], right - means[j], mixture_next[j], mixture[j], weights[j])
             upper = total
             lower = _between(left, right, single_next, single * fall, math.exp(min(loss, 700.0)))
-            reach = max(right, 0.0)
-        slack = _ROUND * (4.0 + reach * reach + abs(above) + means[-1]) * max(upper, 0.0)
+            reach = max(left, 0.0)
+        # Error of the tails beyond the cell's lower boundary; it grows outwards, so sums over cells cover it.
+        slack = _ROUND * (4.0 + reach * reach + abs(above if add else loss) + means[-1]) * max(upper, 0.0)
         climb = -math.expm1(-width)
         up = max((upper - lower) / climb, 0.0)
         low, high = (previous, index) if add else (index, previous)

@@ -11,7 +11,7 @@ positive number instead, which can only increase the result.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 # A sum that underflows is raised to the first, a weighted state to the second: both far below anything that matters in
 # the scale above, both far enough above 2⁻¹⁰²² that the lost digits of what is summed do not matter either.
@@ -19,12 +19,12 @@ _LEAST_SUM = 1e-280
 _LEAST_STATE = 1e-290
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True)
 def log_convolve(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """out[m] = log Σ_t exp(left[t] + right[m−t])."""
     n = len(left)
     out = np.empty(n)
-    for m in prange(n):
+    for m in range(n):
         largest = -np.inf
         for t in range(m + 1):
             largest = max(largest, left[t] + right[m - t])
@@ -35,7 +35,7 @@ def log_convolve(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def chain(
     band: np.ndarray,
     field: np.ndarray,
@@ -43,8 +43,12 @@ def chain(
     most: int,
     g: float,
     z: float,
-    middles: np.ndarray,
+    decay: np.ndarray,
     middle_sum: np.ndarray,
+    second: np.ndarray,
+    entry: np.ndarray,
+    distance: np.ndarray,
+    amount: np.ndarray,
     base: np.ndarray,
     following: np.ndarray,
     binomial: np.ndarray,
@@ -53,7 +57,8 @@ def chain(
 
     A state is (middle, s, oldest): `oldest` is the count p − 1 indices back, `middle` the p − 2 counts since, s the
     total of all other indices, `oldest` included. It lies at base[middle] + s(s+1)/2 + oldest. `field[k]` is an energy
-    per unit count at index k, from indices outside the chain.
+    per unit count at index k, from indices outside the chain; decay[k, d, t] = e^(−(g − S[k, k−d])·t). The non-zero
+    counts of a middle are amount[e] at distance[e], entry[middle] ≤ e < entry[middle + 1], second[middle] its oldest.
     """
     b, p = band.shape
     size = base[-1]
@@ -72,7 +77,7 @@ def chain(
             for j in range(1, rest + 1):
                 far[j] = far[j - 1] * ratio
             for d in range(1, p):
-                ratio = np.exp(-(g - band[k, d]) * t)
+                ratio = decay[k, d, t]
                 power[d, 0] = 1.0
                 for j in range(1, rest + 1):
                     power[d, j] = power[d, j - 1] * ratio
@@ -81,13 +86,10 @@ def chain(
                 if inside > rest:
                     break
                 factor = weight
-                for q in range(p - 2):
-                    factor *= power[p - 2 - q, middles[middle, q]]
+                for e in range(entry[middle], entry[middle + 1]):
+                    factor *= power[distance[e], amount[e]]
                 target = base[following[middle, t]]
-                if p == 2:
-                    shift, oldest = t, t
-                else:
-                    shift, oldest = middles[middle, 0], middles[middle, 0]
+                oldest = t if p == 2 else second[middle]
                 start = base[middle]
                 for s in range(rest - inside + 1):
                     row = start + s * (s + 1) // 2
@@ -95,7 +97,7 @@ def chain(
                     for r in range(s + 1):
                         total += old[row + r] * far[s - r] * power[p - 1, r]
                     value = max(total, _LEAST_SUM) * factor * binomial[inside + s + t, t]
-                    moved = s + shift
+                    moved = s + oldest
                     new[target + moved * (moved + 1) // 2 + oldest] = max(value, _LEAST_STATE)
         old, new = new, old
     out = np.zeros(most + 1)
@@ -108,7 +110,7 @@ def chain(
     return out
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True, nogil=True)
 def ring(
     band: np.ndarray,
     prefixes: np.ndarray,
@@ -117,20 +119,27 @@ def ring(
     order: int,
     g: float,
     z: float,
-    middles: np.ndarray,
+    decay: np.ndarray,
     middle_sum: np.ndarray,
+    second: np.ndarray,
+    entry: np.ndarray,
+    distance: np.ndarray,
+    amount: np.ndarray,
     base: np.ndarray,
     following: np.ndarray,
     binomial: np.ndarray,
 ) -> np.ndarray:
     """Scaled sums over all counts on a ring, by total 0..order: one chain for each choice of the first p − 1 counts.
 
+    Releases the GIL, so that threads can take a share of the choices each (numba's own threads busy-wait, which is slow
+    on a machine that has other work).
+
     to_prefix[k, i] is the interaction of index k with prefix index i, linear or wrapped; 0 where there is none.
     """
     b, p = band.shape
     number = len(prefixes)
-    totals = np.zeros((number, order + 1))
-    for choice in prange(number):
+    totals = np.zeros(order + 1)
+    for choice in range(number):
         inside = 0
         for i in range(p - 1):
             inside += prefixes[choice, i]
@@ -138,10 +147,24 @@ def ring(
         for k in range(p - 1, b):
             for i in range(p - 1):
                 field[k] += (g - to_prefix[k, i]) * prefixes[choice, i]
-        sums = chain(band, field, p - 1, order - inside, g, z, middles, middle_sum, base, following, binomial)
+        most = order - inside
+        sums = chain(
+            band,
+            field,
+            p - 1,
+            most,
+            g,
+            z,
+            decay,
+            middle_sum,
+            second,
+            entry,
+            distance,
+            amount,
+            base,
+            following,
+            binomial,
+        )
         for m in range(order - inside + 1):
-            totals[choice, inside + m] = prefix_weight[choice] * sums[m] * binomial[inside + m, m]
-    sums = np.zeros(order + 1)
-    for choice in range(number):
-        sums += totals[choice]
-    return sums
+            totals[inside + m] += prefix_weight[choice] * sums[m] * binomial[inside + m, m]
+    return totals

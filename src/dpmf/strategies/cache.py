@@ -1,0 +1,174 @@
+"""Disk cache for optimised strategies, and the line that says one is being optimised.
+
+One small JSON file per strategy, named by a digest of everything it depends on. A file that is damaged or not ours is
+ignored and written anew; a directory that cannot be written costs one warning, never the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dpmf.strategies.base import Array
+
+Values: TypeAlias = dict[str, Array]
+Parameter: TypeAlias = int | str | None
+
+FORMAT = 1
+_MEMO_SIZE = 128
+
+_memo: dict[str, Values] = {}
+_warned = False
+
+
+class CacheWarning(UserWarning):
+    """The cache could not be written; the next process will optimise again."""
+
+
+def directory() -> Path:
+    """``$DPMF_CACHE_DIR``, else ``$XDG_CACHE_HOME/dpmf``, else ``~/.cache/dpmf``."""
+    if own := os.environ.get("DPMF_CACHE_DIR"):
+        return Path(own)
+    # The XDG specification asks that a relative path be ignored.
+    if (shared := os.environ.get("XDG_CACHE_HOME")) and Path(shared).is_absolute():
+        return Path(shared) / "dpmf"
+    return Path.home() / ".cache" / "dpmf"
+
+
+def remember(
+    kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str, compute: Callable[[], Values]
+) -> Values:
+    """The value of `compute()`, from memory or disk where it is there already.
+
+    Args:
+      kind: which optimisation, also the start of the file's name.
+      parameters: everything the result depends on.
+      optimiser: name and version of the code that does the work.
+      label: what to call the work on the progress line.
+      compute: gives named arrays of finite numbers; they come back read-only.
+    """
+    key = {"format": FORMAT, "kind": kind, "parameters": dict(parameters), "optimiser": optimiser}
+    digest = _digest(key)
+    values = _memo.get(digest)
+    if values is None:
+        path = _file(f"{kind}-{digest[:32]}.json")
+        values = _read(path, key)
+        if values is None:
+            with _progress(label):
+                values = compute()
+            _write(path, key, values)
+        for array in values.values():
+            array.setflags(write=False)
+        while len(_memo) >= _MEMO_SIZE:
+            del _memo[next(iter(_memo))]
+        _memo[digest] = values
+    return values
+
+
+def forget() -> None:
+    """Empty the memory of this process (the disk is left alone)."""
+    global _warned
+    _memo.clear()
+    _warned = False
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _file(name: str) -> Path | None:
+    try:
+        return directory() / name
+    except RuntimeError:  # no home directory
+        return None
+
+
+def _read(path: Path | None, key: Mapping[str, Any]) -> Values | None:
+    if path is None:
+        return None
+    try:
+        record = json.loads(path.read_bytes())
+        if record["key"] != key or record["checksum"] != _digest([record["key"], record["values"]]):
+            return None
+        return {name: _decode(numbers) for name, numbers in record["values"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _decode(numbers: list[str]) -> Array:
+    return np.array([float.fromhex(number) for number in numbers], dtype=np.float64)
+
+
+def _write(path: Path | None, key: Mapping[str, Any], values: Values) -> None:
+    # Hexadecimal floats come back bit for bit.
+    encoded = {name: [float(number).hex() for number in array] for name, array in values.items()}
+    text = json.dumps({"key": key, "values": encoded, "checksum": _digest([key, encoded])}, indent=1)
+    try:
+        if path is None:
+            raise OSError("there is no home directory; set DPMF_CACHE_DIR")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):  # it is still there only when something failed
+                os.unlink(temporary)
+    except OSError as error:
+        _warn(f"optimised strategies are not cached on disk: {error}")
+
+
+def _warn(message: str) -> None:
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    # An explicit place in brackets keeps the warning to one line: there is no source line to quote.
+    warnings.warn_explicit(message, CacheWarning, "<dpmf>", 0)
+
+
+@contextlib.contextmanager
+def _progress(label: str) -> Iterator[None]:
+    """Say on stderr what takes so long: a spinner on a terminal, then (or otherwise) one plain line with the time."""
+    text = f"dpmf: optimising {label} ..."
+    start = time.monotonic()
+    outcome = "failed"
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    with contextlib.ExitStack() as stack:
+        if terminal:
+            from rich.console import Console
+
+            stack.enter_context(Console(stderr=True).status(text))
+        else:
+            _say(text + " ")
+        try:
+            yield
+            outcome = _seconds(time.monotonic() - start)
+        finally:
+            stack.close()
+            _say(f"{text} {outcome}\n" if terminal else f"{outcome}\n")
+
+
+def _say(text: str) -> None:
+    # A closed or missing stderr is no reason to lose the result.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _seconds(elapsed: float) -> str:
+    return f"{elapsed:.1f} s" if elapsed < 10 else f"{elapsed:.0f} s"

@@ -1,0 +1,314 @@
+"""Strategies found by numerical optimisation: BandMF, BLT, BandInvMF.
+
+They are optimised for a number of iterations and (BLT, BandInvMF) for how often and how far apart a record takes part.
+`Mechanism` fills that in from the batching, through `for_allocation`; it can also be given by hand. Without it, they
+are optimised for the iterations asked for and a single participation. Results are cached on disk (see `cache`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpmf import errors, validation
+from dpmf.strategies import cache
+from dpmf.strategies.base import Array, ToeplitzStrategy, invert_series, pad_or_cut
+
+if TYPE_CHECKING:
+    from dpmf.allocation import BallsInBins
+
+_ERRORS = ("max", "mean")
+_MAX_BUFFERS = 15  # jax-privacy refuses more: the optimisation is no longer stable
+_ROUNDING = 1e-12
+_BANDINVMF_VERSION = 1  # raised whenever banded_inverse gives other numbers
+
+
+@dataclass(frozen=True)
+class _Optimised(ToeplitzStrategy):
+    """What optimised strategies share: the iterations they are for."""
+
+    iterations: int | None = field(default=None, kw_only=True)
+
+    def for_allocation(self, allocation: BallsInBins) -> _Optimised:
+        return self if self.iterations is not None else replace(self, iterations=allocation.iterations)
+
+    def check_iterations(self, iterations: int) -> None:
+        if self.iterations is not None and iterations > self.iterations:
+            raise ValueError(
+                f"iterations must be at most {self.iterations}, what {self.name} is optimised for, got {iterations}"
+            )
+
+    def _horizon(self, iterations: int) -> int:
+        """The iterations to optimise for, when this many are asked for."""
+        self.check_iterations(iterations)
+        return iterations if self.iterations is None else self.iterations
+
+
+@dataclass(frozen=True)
+class _OptimisedForSchedule(_Optimised):
+    """What depends on the participation schedule, too."""
+
+    min_sep: int | None = field(default=None, kw_only=True)
+    max_participations: int | None = field(default=None, kw_only=True)
+
+    def for_allocation(self, allocation: BallsInBins) -> _OptimisedForSchedule:
+        bound = self if self.iterations is not None else replace(self, iterations=allocation.iterations)
+        if self.min_sep is None and self.max_participations is None:
+            bound = replace(bound, min_sep=allocation.batches_per_epoch, max_participations=allocation.epochs)
+        return bound
+
+    def _problem(self, iterations: int) -> tuple[int, int, int]:
+        """(n, min_sep, participations) in one form for equal problems, so that they share a cache entry."""
+        n = self._horizon(iterations)
+        most = 1 if self.min_sep is None else -(-n // self.min_sep)
+        k = most if self.max_participations is None else min(self.max_participations, most)
+        return n, (n if k == 1 or self.min_sep is None else self.min_sep), k
+
+
+@dataclass(frozen=True)
+class BandMF(_Optimised):
+    """The banded Toeplitz C with the least mean squared error of the prefix sums (McKenna 2024), by jax-privacy.
+
+    The error is that of a single participation. It is k times that for k participations at least p iterations apart, so
+    the optimum is the same. C is kept as the library gives it: its first column has norm one.
+    """
+
+    p: int
+
+    @property
+    def name(self) -> str:
+        return f"BandMF(p={self.p})"
+
+    def strategy_coef(self, iterations: int) -> Array:
+        n = self._horizon(iterations)
+        bands = min(self.p, n)
+        if bands == 1:
+            return pad_or_cut(np.ones(1), iterations)  # there is nothing to choose
+
+        def compute() -> cache.Values:
+            with _jax_double("BandMF"):
+                from jax_privacy.matrix_factorization import toeplitz
+
+                coef = np.array(toeplitz.optimize_banded_toeplitz(n, bands), dtype=np.float64)
+            return {"strategy_coef": _usable(self.name, coef)}
+
+        found = _remember("bandmf", self.name, {"n": n, "bands": bands}, compute)
+        return pad_or_cut(found["strategy_coef"], iterations)
+
+
+@dataclass(frozen=True)
+class BLT(_OptimisedForSchedule):
+    """A buffered linear Toeplitz C, c_0 = 1, c_t = Σ_i s_i·r_i^(t−1) (Dvijotham et al. 2024), by jax-privacy.
+
+    C⁻¹z can be streamed with the d buffers i = 1..d. Minimises the largest (or mean) squared error of the prefix sums
+    times the squared sensitivity for the participation schedule.
+    """
+
+    d: int | None
+    error: str
+
+    @property
+    def name(self) -> str:
+        return f"BLT(d={'auto' if self.d is None else self.d}{_suffix(self.error, 'max')})"
+
+    def buffers(self, iterations: int) -> tuple[Array, Array]:
+        """(r, s): how much each buffer keeps per iteration, and its weight in the output."""
+        n, min_sep, k = self._problem(iterations)
+        if n == 1:
+            return np.zeros(0), np.zeros(0)
+
+        def compute() -> cache.Values:
+            bounds = {} if self.d is None else {"min_buffers": self.d, "max_buffers": self.d}
+            with _jax_double("BLT"):
+                from jax_privacy.matrix_factorization import buffered_toeplitz
+
+                try:
+                    blt = buffered_toeplitz.optimize(
+                        n=n, min_sep=min_sep, max_participations=k, error=self.error, **bounds
+                    )
+                except RuntimeError as error:
+                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    raise RuntimeError(
+                        f"{self.name} could not be optimised for {n} iterations: {reason}; try fewer buffers"
+                    ) from error
+                decay = np.array(blt.buf_decay, dtype=np.float64)
+                scale = np.array(blt.output_scale, dtype=np.float64)
+            _usable(self.name, _blt_coef(decay, scale, n))
+            return {"buf_decay": decay, "output_scale": scale}
+
+        parameters: dict[str, cache.Parameter] = {
+            "n": n, "min_sep": min_sep, "participations": k, "buffers": self.d, "error": self.error
+        }  # fmt: skip
+        found = _remember("blt", self.name, parameters, compute)
+        return found["buf_decay"], found["output_scale"]
+
+    def strategy_coef(self, iterations: int) -> Array:
+        return _usable(self.name, _blt_coef(*self.buffers(iterations), iterations))
+
+    def noising_coef(self, iterations: int) -> Array:
+        # The streaming recursion applied to an impulse: O(d) per iteration where inverting the series is quadratic.
+        decay, scale = self.buffers(iterations)
+        state = np.ones_like(decay)
+        out = np.ones(iterations)
+        for t in range(1, iterations):
+            value = -float(scale @ state)
+            out[t] = value
+            state = decay * state + value
+        return out
+
+
+@dataclass(frozen=True)
+class BandInvMF(_OptimisedForSchedule):
+    """The C with banded Toeplitz inverse that has the least error (Kalinin et al. 2025), optimised here.
+
+    Minimises the mean (``error="mean"``) or largest squared error of the prefix sums times the squared sensitivity of a
+    record that takes part every `min_sep` iterations, at most `max_participations` times. The mean error is the one
+    that gives jax-privacy's C⁻¹ = 1, −0.587, −0.169, −0.028 for 100 iterations, 4 bands, min_sep 10 and 10
+    participations (the largest error gives 1, −0.585, −0.164, −0.072).
+    All entries of C are in [0, 1].
+    """
+
+    p: int
+    error: str
+
+    @property
+    def name(self) -> str:
+        return f"BandInvMF(p={self.p}{_suffix(self.error, 'mean')})"
+
+    def noising_coef(self, iterations: int) -> Array:
+        n, min_sep, k = self._problem(iterations)
+        bands = min(self.p, n)
+        if bands == 1:
+            return pad_or_cut(np.ones(1), iterations)
+
+        def compute() -> cache.Values:
+            from dpmf.strategies.banded_inverse import optimise_noising_coef
+
+            coef = optimise_noising_coef(n, bands, min_sep, k, self.error)
+            _usable(self.name, invert_series(coef, n))
+            return {"noising_coef": coef}
+
+        parameters: dict[str, cache.Parameter] = {
+            "n": n, "min_sep": min_sep, "participations": k, "bands": bands, "error": self.error
+        }  # fmt: skip
+        version = f"dpmf {_BANDINVMF_VERSION}, scipy {_version('scipy')}"
+        label = f"{self.name} for N={n}"
+        return pad_or_cut(cache.remember("bandinvmf", parameters, version, label, compute)["noising_coef"], iterations)
+
+    def strategy_coef(self, iterations: int) -> Array:
+        # All terms of this recursion are non-negative.
+        return invert_series(self.noising_coef(iterations), iterations)
+
+
+def bandmf(bandwidth: int, *, iterations: int | None = None) -> BandMF:
+    """Optimised banded Toeplitz strategy of bandwidth p (needs jax-privacy)."""
+    return BandMF(
+        validation.integer("bandwidth", bandwidth, at_least=1), iterations=_optional("iterations", iterations)
+    )
+
+
+def blt(
+    buffers: int | None = None,
+    error: str = "max",
+    *,
+    iterations: int | None = None,
+    min_sep: int | None = None,
+    max_participations: int | None = None,
+) -> BLT:
+    """Optimised buffered linear Toeplitz strategy with d buffers, or as many as help (needs jax-privacy)."""
+    if buffers is not None:
+        buffers = validation.integer("buffers", buffers, at_least=1, at_most=_MAX_BUFFERS)
+    n, b, k = _schedule(iterations, min_sep, max_participations)
+    error = validation.choice("error", error, _ERRORS)
+    return BLT(buffers, error, iterations=n, min_sep=b, max_participations=k)
+
+
+def bandinvmf(
+    bandwidth: int,
+    error: str = "mean",
+    *,
+    iterations: int | None = None,
+    min_sep: int | None = None,
+    max_participations: int | None = None,
+) -> BandInvMF:
+    """Optimised strategy whose inverse is banded Toeplitz of bandwidth p."""
+    p = validation.integer("bandwidth", bandwidth, at_least=1)
+    n, b, k = _schedule(iterations, min_sep, max_participations)
+    error = validation.choice("error", error, _ERRORS)
+    return BandInvMF(p, error, iterations=n, min_sep=b, max_participations=k)
+
+
+def _optional(name: str, value: int | None) -> int | None:
+    return None if value is None else validation.integer(name, value, at_least=1)
+
+
+def _schedule(
+    iterations: int | None, min_sep: int | None, max_participations: int | None
+) -> tuple[int | None, int | None, int | None]:
+    k = _optional("max_participations", max_participations)
+    if k is not None and k > 1 and min_sep is None:
+        raise ValueError(f"min_sep must be given with max_participations > 1, got max_participations = {k} alone")
+    return _optional("iterations", iterations), _optional("min_sep", min_sep), k
+
+
+def _suffix(error: str, usual: str) -> str:
+    return "" if error == usual else f", {error} error"
+
+
+def _blt_coef(decay: Array, scale: Array, n: int) -> Array:
+    column = np.ones(n)
+    column[1:] = 0.0
+    for rate, weight in zip(decay, scale, strict=True):
+        column[1:] += weight * rate ** np.arange(n - 1)
+    return column
+
+
+def _usable(name: str, column: Array) -> Array:
+    """The column, or RuntimeError where an optimiser went astray: accounting needs C finite and non-negative."""
+    if not np.all(np.isfinite(column)) or not column[0] > 0:
+        raise RuntimeError(f"the optimiser failed for {name}: its coefficients are not finite, or start with 0")
+    least = float(column.min())
+    if least < -_ROUNDING * float(column.max()):
+        raise RuntimeError(f"the optimiser failed for {name}: it gave a negative coefficient ({least:.3g})")
+    # What is left below zero is rounding.
+    return np.maximum(column, 0.0)
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def _remember(
+    kind: str, name: str, parameters: dict[str, cache.Parameter], compute: Callable[[], cache.Values]
+) -> cache.Values:
+    """`cache.remember` for what jax-privacy computes; a hit does not import it."""
+    try:
+        version = f"jax-privacy {_version('jax-privacy')}"
+    except ImportError:
+        raise errors.missing_extra("jax-privacy", "jax", name.split("(")[0]) from None
+    return cache.remember(kind, parameters, version, f"{name} for N={parameters['n']}", compute)
+
+
+@contextlib.contextmanager
+def _jax_double(purpose: str) -> Iterator[None]:
+    """Double precision inside the block only, and no warnings of the library on the progress line."""
+    try:
+        import jax
+        import jax_privacy.matrix_factorization  # noqa: F401 - so that a broken installation is told apart here
+    except ImportError:
+        raise errors.missing_extra("jax-privacy", "jax", purpose) from None
+    chatter = logging.getLogger("absl")
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)
+    try:
+        with jax.enable_x64():
+            yield
+    finally:
+        chatter.setLevel(level)

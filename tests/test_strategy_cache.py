@@ -1,0 +1,227 @@
+"""The disk cache of optimised strategies: exact, atomic, never in the way."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpmf import strategies
+from dpmf.strategies import cache
+
+
+class Counter:
+    """A computation that says how often it ran."""
+
+    def __init__(self, value: float = 0.1) -> None:
+        self.calls, self.value = 0, value
+
+    def __call__(self) -> cache.Values:
+        self.calls += 1
+        return {"a": np.array([self.value, 1 / 3, 5e-324]), "b": np.zeros(0)}
+
+
+def remember(compute: Callable[[], cache.Values], optimiser: str = "o 1", kind: str = "k", **parameters: Any) -> Any:
+    return cache.remember(kind, parameters, optimiser, "Work for N=1", compute)["a"].tolist()
+
+
+def test_cache_keeps_values_bit_for_bit(cache_dir: Path) -> None:
+    compute = Counter()
+    first = remember(compute, n=1)
+    assert remember(compute, n=1) == first  # from memory
+    cache.forget()
+    assert remember(compute, n=1) == first  # from disk
+    assert compute.calls == 1
+    assert first == [0.1, 1 / 3, 5e-324]
+    with pytest.raises(ValueError, match="read-only"):
+        cache.remember("k", {"n": 1}, "o 1", "", compute)["a"][0] = 2
+    assert [path.suffix for path in cache_dir.iterdir()] == [".json"]
+
+
+def test_cache_entries_do_not_collide(cache_dir: Path) -> None:
+    asked: list[dict[str, Any]] = [
+        {"n": 1},
+        {"n": 2},
+        {"n": "1"},
+        {"n": None},
+        {"n": 1, "b": 2},
+        {"b": 1},
+        {"n": 1, "optimiser": "o 2"},
+        {"n": 1, "kind": "j"},
+    ]
+    for number, parameters in enumerate(asked):
+        assert remember(Counter(number), **parameters)[0] == number
+    cache.forget()
+    for number, parameters in enumerate(asked):
+        assert remember(Counter(-1), **parameters)[0] == number
+    assert len(list(cache_dir.iterdir())) == len(asked)
+
+
+def test_every_parameter_of_a_strategy_is_in_its_key(cache_dir: Path) -> None:
+    made = [
+        strategies.bandinvmf(2, iterations=12, min_sep=4),
+        strategies.bandinvmf(3, iterations=12, min_sep=4),
+        strategies.bandinvmf(2, iterations=13, min_sep=4),
+        strategies.bandinvmf(2, iterations=12, min_sep=5),
+        strategies.bandinvmf(2, iterations=12, min_sep=4, max_participations=2),
+        strategies.bandinvmf(2, "max", iterations=12, min_sep=4),
+    ]
+    for strategy in made:
+        strategy.strategy_coef(12)
+    assert len(list(cache_dir.iterdir())) == len(made)
+
+
+def _edit(change: Callable[[Any], object]) -> Callable[[Path], object]:
+    def edit(path: Path) -> None:
+        record = json.loads(path.read_text())
+        change(record)
+        path.write_text(json.dumps(record))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-20]),
+        lambda path: path.write_bytes(b"\xff\x00"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("null"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text(path.read_text().replace("0x1.9", "0x1.8")),
+        _edit(lambda record: record["values"].update(a=["0x1p0"])),
+        _edit(lambda record: record["values"].update(a="x")),
+        _edit(lambda record: record["key"].update(format=99)),
+        _edit(lambda record: record.pop("checksum")),
+    ],
+)
+def test_a_damaged_or_foreign_cache_file_is_replaced(cache_dir: Path, damage: Callable[[Path], object]) -> None:
+    remember(Counter(), n=1)
+    (path,) = cache_dir.iterdir()
+    good = path.read_bytes()
+    damage(path)
+    cache.forget()
+    compute = Counter()
+    assert remember(compute, n=1)[0] == 0.1
+    assert compute.calls == 1
+    assert path.read_bytes() == good
+
+
+def test_an_unwritable_cache_warns_once_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DPMF_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.warns(cache.CacheWarning, match="not cached on disk: .*Not a directory") as caught:
+        values = [remember(Counter(), n=n)[0] for n in (1, 2)]
+    assert values == [0.1, 0.1]
+    assert len(caught) == 1
+    shown = warnings.formatwarning(caught[0].message, caught[0].category, caught[0].filename, caught[0].lineno)
+    assert shown.count("\n") == 1
+    compute = Counter()
+    remember(compute, n=1)
+    assert compute.calls == 0  # still remembered by this process
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_leaves_nothing_behind(cache_dir: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, full)
+        with pytest.warns(cache.CacheWarning, match="No space left"):
+            assert remember(Counter(), n=1)[0] == 0.1
+    assert list(cache_dir.iterdir()) == []
+
+
+def test_an_interrupted_write_keeps_the_old_file(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(Counter(), n=1)
+    (path,) = cache_dir.iterdir()
+    path.write_text("damaged")
+    cache.forget()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            remember(Counter(), n=1)
+    assert [(p, p.read_text()) for p in cache_dir.iterdir()] == [(path, "damaged")]
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DPMF_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert cache.directory() == Path("/somewhere/.cache/dpmf")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache.directory() == Path("/somewhere/.cache/dpmf")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache.directory() == Path("/xdg/dpmf")
+    monkeypatch.setenv("DPMF_CACHE_DIR", "/own")
+    assert cache.directory() == Path("/own")
+
+
+def test_no_home_directory_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cache, "directory", homeless)
+    with pytest.warns(cache.CacheWarning, match="set DPMF_CACHE_DIR"):
+        assert remember(Counter(), n=1)[0] == 0.1
+
+
+def test_memory_is_bounded(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_MEMO_SIZE", 3)
+    for n in range(9):
+        remember(Counter(n), n=n)
+    assert len(cache._memo) == 3
+
+
+def test_progress_line(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strategies.bandinvmf(2).strategy_coef(10)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(r"dpmf: optimising BandInvMF\(p=2\) for N=10 \.\.\. \d+\.\d s\n", shown.err)
+    cache.forget()
+    strategies.bandinvmf(2).strategy_coef(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_line_on_failure(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> cache.Values:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        remember(fail)
+    assert capsys.readouterr().err == "dpmf: optimising Work for N=1 ... failed\n"
+    assert not cache_dir.exists()
+
+
+def test_progress_on_a_terminal(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    remember(Counter())
+    last = terminal.getvalue().removesuffix("\n").rsplit("\x1b[2K", 1)[-1]
+    assert re.fullmatch(r"dpmf: optimising Work for N=1 \.\.\. \d+\.\d s", last)
+
+
+def test_progress_without_stderr(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert remember(Counter())[0] == 0.1
