@@ -1,0 +1,16 @@
+"""The demo runs, prints its tables and draws its picture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+DEMO = Path(__file__).parent.parent / "examples" / "demo.py"
+
+
+def test_demo(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(DEMO), str(tmp_path)], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("noise multiplier for") == 3
+    assert (tmp_path / "noise-multipliers.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,45 @@
+"""What the README shows is run: its shell commands and its Python block."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("dpmf ")]
+
+
+def test_the_readme_has_what_is_tested() -> None:
+    assert len(COMMANDS) >= 6
+    assert len(blocks("python")) >= 1
+    for command in ("make demo", "make test"):
+        assert command in README
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.split()[1])
+def test_shell_commands(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    done = subprocess.run(
+        [sys.executable, "-m", "dpmf.cli", *words[1:]], capture_output=True, text=True, cwd=tmp_path, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    for option in ("--output", "--plot"):
+        if option in words:
+            assert (tmp_path / words[words.index(option) + 1]).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
