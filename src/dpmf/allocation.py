@@ -91,7 +91,7 @@ def gram_matrix(strategy: Strategy, allocation: BallsInBins) -> Array:
     """G[i, j] = ⟨m_i, m_j⟩, b × b.
 
     Toeplitz strategies take O(bN) time and O(b² + N) memory, others are streamed by rows. Every entry is a sum of
-    non-negative products, so its relative rounding error is at most N·2⁻⁵².
+    non-negative products of sums of at most k ≤ N terms, so its relative rounding error is at most (2N + 4)·2⁻⁵².
     """
     b = allocation.batches_per_epoch
     if 8 * b * b > _MAX_GRAM_BYTES:

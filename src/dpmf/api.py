@@ -20,8 +20,17 @@ DEFAULT_ACCOUNTANT = "renyi"
 
 def _checked(mechanism: Mechanism, direction: str) -> tuple[Direction, ...]:
     if not isinstance(mechanism, Mechanism):
-        raise ValueError(f"mechanism must be a dpmf.Mechanism, got {mechanism!r}")
+        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
     return directions_of(validation.choice("direction", direction, RELATIONS))
+
+
+def _checked_noise(mechanism: Mechanism, noise_multiplier: float) -> float:
+    """σ > 0, and within what double arithmetic can square and divide by."""
+    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    scale = math.sqrt(float(np.max(np.diagonal(mechanism.gram))))
+    if not 1e-70 < sigma / scale < 1e70:
+        raise validation.wrong("noise_multiplier", f"between {1e-70 * scale:.3g} and {1e70 * scale:.3g}", sigma)
+    return sigma
 
 
 def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
@@ -45,7 +54,7 @@ def delta(
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported.
     """
     directions = _checked(mechanism, direction)
-    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    sigma = _checked_noise(mechanism, noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
     prepared = resolve(accountant).prepare(mechanism)
     found = {one_way: prepared.delta_one_way(sigma, epsilon, one_way) for one_way in directions}
@@ -66,12 +75,24 @@ def epsilon(
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported.
     """
     directions = _checked(mechanism, direction)
-    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    sigma = _checked_noise(mechanism, noise_multiplier)
     delta = validation.probability("delta", delta)
     prepared = resolve(accountant).prepare(mechanism)
     found = {one_way: prepared.epsilon_one_way(sigma, delta, one_way) for one_way in directions}
     binding = _binding(found)
     return PrivacyBound(sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found))
+
+
+def _grid(epsilons: object) -> np.ndarray:
+    try:
+        values = [validation.non_negative("epsilons", e) for e in np.ravel(np.asarray(epsilons))]
+    except ValueError as error:
+        if str(error).startswith("epsilons"):
+            raise
+        raise validation.wrong("epsilons", "a sequence of numbers", epsilons) from None
+    if not values:
+        raise validation.wrong("epsilons", "at least one number", epsilons)
+    return np.array(values)
 
 
 def profile(
@@ -87,15 +108,13 @@ def profile(
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
     directions = _checked(mechanism, direction)
-    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    sigma = _checked_noise(mechanism, noise_multiplier)
     prepared = resolve(accountant).prepare(mechanism)
     if epsilons is None:
         top = max(prepared.epsilon_one_way(sigma, 1e-8, one_way).value for one_way in directions)
         grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 41)
     else:
-        grid = np.array([validation.non_negative("epsilons", e) for e in np.ravel(np.asarray(epsilons))])
-        if len(grid) == 0:
-            raise ValueError("epsilons must be at least one number, got none")
+        grid = _grid(epsilons)
     by_direction: dict[str, np.ndarray] = {
         one_way: np.asarray(prepared.deltas_one_way(sigma, grid.tolist(), one_way)) for one_way in directions
     }
@@ -123,7 +142,7 @@ def calibrate(
     directions = _checked(mechanism, direction)
     epsilon = validation.positive("target_epsilon", target_epsilon)
     delta = validation.probability("target_delta", target_delta)
-    tolerance = validation.positive("relative_tolerance", relative_tolerance)
+    tolerance = validation.probability("relative_tolerance", relative_tolerance)
     prepared = resolve(accountant).prepare(mechanism)
     members = prepared.members()
     found: dict[Direction, Evaluation] = {}

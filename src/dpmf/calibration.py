@@ -83,7 +83,9 @@ def calibrate_one_way(
         if found is not None and (best is None or found[0] < best[0]):
             best = (*found, member)
     if best is None:
+        if len(reasons) == len(members):
+            raise CalibrationError(reasons[-1])
         raise CalibrationError(
-            reasons[-1] if reasons else f"no noise multiplier meets epsilon = {epsilon:g}, delta = {delta:g}"
+            f"no noise multiplier up to {_LARGEST_RATIO * start:.3g} meets epsilon = {epsilon:g}, delta = {delta:g}"
         )
     return best

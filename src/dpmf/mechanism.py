@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from dpmf import validation
 from dpmf.allocation import BallsInBins, gram_matrix, mean_rows
 from dpmf.strategies.base import Array, Strategy
 
@@ -19,9 +20,9 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
-            raise ValueError(f"strategy must be a dpmf strategy, got {self.strategy!r}")
+            raise validation.wrong("strategy", "a dpmf strategy", self.strategy)
         if not isinstance(self.allocation, BallsInBins):
-            raise ValueError(f"allocation must be a BallsInBins, got {self.allocation!r}")
+            raise validation.wrong("allocation", "a BallsInBins", self.allocation)
         strategy = self.strategy.for_allocation(self.allocation)
         strategy.check_iterations(self.allocation.iterations)
         object.__setattr__(self, "strategy", strategy)
@@ -34,8 +35,13 @@ class Mechanism:
     def gram(self) -> Array:
         """The Gram matrix of the mixture means (read-only)."""
         gram = gram_matrix(self.strategy, self.allocation)
-        if not gram.max() < float("inf"):
-            raise ValueError(f"strategy {self.strategy.name} has entries too large: its Gram matrix overflows")
+        largest = float(gram.max())
+        # Outside this range squares overflow, or lose digits to underflow, which could hide some of the sensitivity.
+        if not 1e-150 < largest < 1e150:
+            size = "large" if largest > 1 else "small"
+            raise ValueError(
+                f"strategy must have entries of ordinary size, those of {self.strategy.name} are too {size}"
+            )
         gram.setflags(write=False)
         return gram
 

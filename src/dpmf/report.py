@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpmf.results import PrivacyProfile
 
 # Told apart in grey as well: every line has its own dash pattern and marker.
-_LOOKS = [
+_LOOKS: list[dict[str, Any]] = [
     {"color": "#0072b2", "linestyle": "-", "marker": "o"},
     {"color": "#d55e00", "linestyle": "--", "marker": "s"},
     {"color": "#009e73", "linestyle": "-.", "marker": "^"},

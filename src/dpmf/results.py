@@ -24,6 +24,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _frozen(details: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType({k: _frozen(v) if isinstance(v, Mapping) else v for k, v in details.items()})
+
+
+def _thawed(value: Any) -> Any:
+    return {k: _thawed(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
 @dataclass(frozen=True)
 class PrivacyBound:
     """The mechanism run with `noise_multiplier` is (`epsilon`, `delta`)-DP, says `accountant`.
@@ -49,7 +57,7 @@ class PrivacyBound:
     lower: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
+        object.__setattr__(self, "details", _frozen(self.details))
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain Python values, ready for JSON."""
@@ -57,7 +65,10 @@ class PrivacyBound:
 
     def __reduce__(self) -> tuple[Any, ...]:  # a mappingproxy does not pickle
         values = [getattr(self, item.name) for item in fields(self)]
-        return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
+        return type(self), tuple(_thawed(v) for v in values)
+
+    def __hash__(self) -> int:
+        return hash((self.noise_multiplier, self.epsilon, self.delta, self.direction, self.accountant))
 
     def __str__(self) -> str:
         return (
@@ -77,8 +88,10 @@ class Calibration(PrivacyBound):
     target_epsilon: float = math.nan
     target_delta: float = math.nan
 
+    __hash__ = PrivacyBound.__hash__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class PrivacyProfile:
     """Upper bounds on δ(ε) over a grid of ε, one array per direction covered, and their maximum in `deltas`."""
 
@@ -89,6 +102,10 @@ class PrivacyProfile:
     direction: str
     accountant: str
     lower: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for array in (self.epsilons, self.deltas, *self.by_direction.values()):
+            array.setflags(write=False)
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain Python values, ready for JSON."""

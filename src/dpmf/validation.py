@@ -13,8 +13,9 @@ from collections.abc import Collection
 from typing import Any
 
 
-def _fail(name: str, requirement: str, value: object) -> ValueError:
-    shown = repr(value)
+def wrong(name: str, requirement: str, value: object) -> ValueError:
+    """The error that says, in one line, that an argument is not what it must be."""
+    shown = " ".join(repr(value).split())
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return ValueError(f"{name} must be {requirement}, got {shown}")
@@ -27,24 +28,27 @@ def real(name: str, value: Any) -> float:
         with contextlib.suppress(ValueError):
             value = value.item()  # 0-d numpy arrays and numpy scalars
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _fail(name, "a real number", given)
-    number = float(value)
+        raise wrong(name, "a real number", given)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the range of double
+        raise wrong(name, "finite", value) from None
     if not math.isfinite(number):
-        raise _fail(name, "finite", number)
+        raise wrong(name, "finite", number)
     return number
 
 
 def positive(name: str, value: Any) -> float:
     number = real(name, value)
     if number <= 0:
-        raise _fail(name, "positive", number)
+        raise wrong(name, "positive", number)
     return number
 
 
 def non_negative(name: str, value: Any) -> float:
     number = real(name, value)
     if number < 0:
-        raise _fail(name, "non-negative", number)
+        raise wrong(name, "non-negative", number)
     return number
 
 
@@ -52,25 +56,25 @@ def probability(name: str, value: Any) -> float:
     """A number strictly between 0 and 1."""
     number = real(name, value)
     if not 0 < number < 1:
-        raise _fail(name, "strictly between 0 and 1", number)
+        raise wrong(name, "strictly between 0 and 1", number)
     return number
 
 
 def integer(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> int:
     if isinstance(value, bool):
-        raise _fail(name, "an integer", value)
+        raise wrong(name, "an integer", value)
     try:
         number = operator.index(value)
     except TypeError:
-        raise _fail(name, "an integer", value) from None
+        raise wrong(name, "an integer", value) from None
     if number < at_least:
-        raise _fail(name, f"at least {at_least}", number)
+        raise wrong(name, f"at least {at_least}", number)
     if at_most is not None and number > at_most:
-        raise _fail(name, f"at most {at_most}", number)
+        raise wrong(name, f"at most {at_most}", number)
     return number
 
 
 def choice(name: str, value: Any, options: Collection[str]) -> str:
     if not isinstance(value, str) or value not in options:
-        raise _fail(name, "one of " + ", ".join(options), value)
+        raise wrong(name, "one of " + ", ".join(options), value)
     return value

@@ -112,8 +112,10 @@ class _BandedMoments(MomentTable):
         order = len(sums) - 1
         m = np.arange(order + 1, dtype=np.float64)
         pairs = g * m * (m - 1) / 2
-        # Depth of the computation (sums and products along a path) and the exponents' own relative error.
-        steps = self._b * (self._band.shape[1] + 2 * order + 8) + 64
+        # Depth of the computation (sums and products along a path, the sums over all states and all prefixes) and the
+        # exponents' own relative error.
+        width = self._band.shape[1]
+        steps = self._b * (width + 2 * order + 8) + 2 * math.comb(order + width, width) + 64
         slack = 2.0**-52 * (steps + 8 * pairs + 8 * m * math.log(self._b) + 8 * gammaln(m + 1))
         return np.log(sums) + pairs - m * (math.log(z) + math.log(self._b)) + slack
 
@@ -134,10 +136,11 @@ class LineMoments(_BandedMoments):
 
     @classmethod
     def from_ring(cls, circulant: Array, p: int) -> LineMoments:
-        """A circulant Gram matrix, truncated at p, without p − 1 of its indices.
+        """A circulant majorant of the Gram matrix, truncated at p, without p − 1 of its indices.
 
-        A is the average over rotations of the mean over the remaining b − p + 1 indices; x ↦ x^m is convex, and all
-        rotations have one law. Those indices interact with linear neighbours only.
+        A is the average over rotations of the mean over b − p + 1 neighbours on the ring, and x ↦ x^m is convex, so
+        E[A^m] is at most the average of their moments. The majorant (which need not be a Gram matrix itself) bounds
+        all of those by one number. In it, those neighbours interact along the line only.
         """
         b = len(circulant)
         distance = np.minimum(np.arange(b), b - np.arange(b))
@@ -215,29 +218,6 @@ class RingMoments(_BandedMoments):
         return self._unscaled(sums, g, z)
 
 
-class CutRingMoments(MomentTable):
-    """A ring as long as that is affordable, then the line left when it is cut: more orders for the same work."""
-
-    def __init__(self, ring: RingMoments, line: LineMoments, affordable: float) -> None:
-        super().__init__(ring.tau, ring.details["bandwidth"], ring.details["exact"])
-        self._ring, self._line, self._affordable = ring, line, affordable
-        self.largest_order = max(ring.largest_order, line.largest_order)
-
-    def _chosen(self, order: int) -> MomentTable:
-        return self._ring if self._ring.work(order) <= self._affordable else self._line
-
-    def work(self, order: int) -> float:
-        return self._chosen(order).work(order)
-
-    def _log_moments(self, noise_multiplier: float, order: int) -> Array:
-        raise NotImplementedError  # the parts add their own τ
-
-    def log_moments(self, noise_multiplier: float, order: int) -> Array:
-        chosen = self._chosen(order)
-        self.details = chosen.details
-        return chosen.log_moments(noise_multiplier, order)
-
-
 def _counts_with_sum(length: int, total: int, known: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
     """All tuples of `length` non-negative integers with sum `total`, in lexicographic order."""
     if (length, total) not in known:
@@ -295,11 +275,6 @@ def _state_space(p: int, order: int) -> tuple[np.ndarray, ...]:
             fits = rest >= t
             moved = np.column_stack((middles[fits, 1:], np.full(int(fits.sum()), t)))
             following[fits, t] = _rank(moved, pascal)
-    n = np.arange(order + 1, dtype=np.float64)
-    k = n[None, :]
-    binomial = np.where(
-        k <= n[:, None],
-        np.exp(gammaln(n + 1)[:, None] - gammaln(k + 1) - gammaln(np.maximum(n[:, None] - k, 0) + 1)),
-        0.0,
-    )
+    # Exact before rounding: the error is then one unit in the last place, whatever the order.
+    binomial = np.array([[float(math.comb(n, k)) for k in range(order + 1)] for n in range(order + 1)])
     return middle_sum, second, entry, distance, amount, base, following, binomial

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dpmf import validation
-from dpmf.accountants._moments import CutRingMoments, LineMoments, MomentTable, RingMoments, UncorrelatedMoments
+from dpmf.accountants._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.allocation import circulant_majorant, cyclic_bandwidth, truncate
 from dpmf.mechanism import Mechanism
@@ -89,17 +89,16 @@ class Renyi(Accountant):
         **Formal guarantees.** Every bound of the result is at least the true δ(ε) (or ε(δ)) of the dominating pair:
         * entrywise larger Gram matrices have larger integer moments (the moment is a sum of exponentials of
           non-negative combinations of the entries), so truncation, the circulant majorant and the upward rounding of
-          G by its own relative error N·2⁻⁵² are on the safe side;
+          G by its own relative error (2N + 4)·2⁻⁵² are on the safe side;
         * leaving m indices of a ring out in a random rotation is Jensen's inequality for x ↦ x^α;
         * the dynamic program adds positive numbers only; underflow is rounded up, rounding error is added back;
         * any order gives a valid bound, so stopping early or a coarse search for the best order costs tightness only.
         """
         n = mechanism.allocation.iterations
-        gram = mechanism.gram * (1 + (n + 2) * 2.0**-52)
-        widths = _widths(gram, self.bandwidth)
-        share = self.work_budget / len(widths)
+        gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
-        tables = [_table(gram, p, share) for p in reversed(widths)]
+        tables = [table for p in reversed(_widths(gram, self.bandwidth)) for table in _tables(gram, p)]
+        share = self.work_budget / len(tables)
         members: list[PreparedAccountant] = [
             _TruncatedRenyi(mechanism, gram, self.max_order, table, self._orders(table, share)) for table in tables
         ]
@@ -125,18 +124,23 @@ def _widths(gram: Array, only: int | None) -> list[int]:
     return [only] if only else sorted({p for p in _BANDWIDTHS if p < exact} | {min(exact, _WIDEST)})
 
 
-def _table(gram: Array, p: int, affordable: float) -> MomentTable:
-    """The moments of G truncated at bandwidth p."""
+def _tables(gram: Array, p: int) -> list[MomentTable]:
+    """The moments of G truncated at bandwidth p: of a ring also those of the line left when it is cut.
+
+    The line affords more orders for the same work. They are bounds of their own, with orders of their own: one table
+    that changes from ring to line would not be convex in the order, and its answers would depend on where a search
+    for the best order starts.
+    """
     b = len(gram)
     majorant = truncate(gram, p)
     if majorant.p == 1:
-        return UncorrelatedMoments(majorant, b)
+        return [UncorrelatedMoments(majorant, b)]
     if not majorant.wraps:
-        return LineMoments(majorant, b)
+        return [LineMoments(majorant, b)]
     ring = RingMoments(majorant, b)
     if b < 4 * majorant.p:  # leaving out p − 1 indices would cost too much
-        return ring
-    return CutRingMoments(ring, LineMoments.from_ring(circulant_majorant(gram), majorant.p), affordable)
+        return [ring]
+    return [LineMoments.from_ring(circulant_majorant(gram), majorant.p), ring]
 
 
 class _OneOrderPerDirection(PreparedAccountant):

@@ -1,0 +1,354 @@
+"""Calibration: the figures to meet, the truth to stay above, the sound side of the root, results, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpmf
+from dpmf import strategies
+from dpmf.accountants import Renyi
+from dpmf.accountants.base import Evaluation
+from dpmf.allocation import BallsInBins
+from dpmf.calibration import least_noise
+from dpmf.mechanism import Mechanism
+
+DIRECTIONS = ("remove", "add")
+RELATIONS = ("both", *DIRECTIONS)
+CHEAP = Renyi(work_budget=1e6)
+TRUE_SIGMA = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+
+
+@cache
+def mechanism(strategy: str, p: int, k: int, b: int) -> Mechanism:
+    made = strategies.dpsgd() if strategy == "dpsgd" else getattr(strategies, strategy)(p)
+    return Mechanism(made, BallsInBins(k, b))
+
+
+SMALL = {
+    "dpsgd": mechanism("dpsgd", 1, 1, 20),
+    "bsr k=1": mechanism("bsr", 3, 1, 12),
+    "bsr k=3": mechanism("bsr", 3, 3, 12),
+    "bisr k=2": mechanism("bisr", 2, 2, 10),
+    "one bin": mechanism("bsr", 2, 4, 1),
+}
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "p", "epsilon", "most", "truth"),
+    [
+        ("bsr", 4, 1.0, 1.38, 1.168),
+        ("bsr", 4, 2.0, 1.02, 0.905),
+        ("bsr", 4, 8.0, 0.54, 0.506),
+        ("dpsgd", 1, 1.0, 1.075, 0.873),
+    ],
+)
+def test_figures_for_one_epoch_of_a_hundred_batches(strategy, p, epsilon, most, truth):
+    found = dpmf.calibrate(mechanism(strategy, p, 1, 100), target_epsilon=epsilon, target_delta=1e-5)
+    assert truth < found.noise_multiplier <= most
+    assert found.delta <= 1e-5
+    assert found.binding in found.details
+
+
+def parsed(row: dict[str, Any]) -> Mechanism:
+    name, n, k = row["mechanism"].split()
+    epochs = int(k.removeprefix("k="))
+    batches = int(n.removeprefix("N=")) // epochs
+    family = name.rstrip("0123456789")
+    return mechanism(family, int(name.removeprefix(family) or 1), epochs, batches)
+
+
+@pytest.mark.parametrize("row", TRUE_SIGMA, ids=lambda r: f"{r['mechanism']} ε={r['epsilon']:g} δ={r['delta']:g}")
+def test_below_the_true_noise_multiplier_no_bound_meets_the_target(row):
+    """The bound is monotone in σ, so that one evaluation just below the truth shows that the calibrated σ is above.
+
+    A relative error e of the simulated δ is one of about e/20 in σ; five standard errors and a last digit are granted.
+    """
+    accountant = Renyi(work_budget=1e7)
+    prepared = accountant.prepare(parsed(row))
+    for direction in DIRECTIONS:
+        if f"sigma_{direction}" in row:
+            error = 5 * row[f"rel_se_delta_{direction}"] / 20 + 1e-4
+            sigma = row[f"sigma_{direction}"] * (1 - error)
+            assert prepared.delta_one_way(sigma, row["epsilon"], direction).value > row["delta"]
+
+
+# --- the search ----------------------------------------------------------------------------------------------------
+
+
+def shaped(root: float, shape: str) -> Callable[[float], float]:
+    """Decreasing δ(σ) with δ(root) = 1e-5."""
+    return {
+        "power": lambda s: 1e-5 * (root / s) ** 3,
+        "gaussian": lambda s: min(1.0, 1e-5 * math.exp(min(10 * ((root / s) ** 2 - 1), 100))),
+        "step": lambda s: 1.0 if s < root else 0.0,
+        "flat then steep": lambda s: 1.0 if s < root / 2 else 1e-5 * (root / s) ** 40,
+        "underflow": lambda s: 1e-5 * min(root / s, 1.1) ** 300 if s < 2 * root else 0.0,
+    }[shape]
+
+
+@pytest.mark.parametrize("shape", ["power", "gaussian", "step", "flat then steep", "underflow"])
+@pytest.mark.parametrize("start", [1e-3, 0.9, 1.0, 40.0])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-8])
+def test_least_noise_ends_on_the_sound_side(shape, start, tolerance):
+    root = 1.2345
+    delta = shaped(root, shape)
+    seen = {}
+
+    def evaluate(sigma: float) -> Evaluation:
+        seen[sigma] = delta(sigma)
+        return Evaluation(seen[sigma], {"sigma": sigma})
+
+    found = least_noise(evaluate, 1e-5, start, tolerance)
+    assert found is not None
+    sigma, evaluation = found
+    assert seen[sigma] == evaluation.value <= 1e-5
+    assert evaluation.details["sigma"] == sigma
+    assert root * (1 - 1e-12) <= sigma <= root * (1 + tolerance)
+
+
+def test_least_noise_gives_up_where_nothing_helps():
+    assert least_noise(lambda sigma: Evaluation(0.5), 1e-5, 1.0, 1e-4) is None
+
+
+def test_least_noise_where_everything_meets_the_target():
+    found = least_noise(lambda sigma: Evaluation(1e-9), 1e-5, 1.0, 1e-4)
+    assert found is not None
+    assert 0 < found[0] < 1e-10
+
+
+def test_least_noise_is_sound_even_if_the_bound_is_not_monotone():
+    """Whatever the function does, what is returned was evaluated and met the target."""
+
+    def wild(sigma: float) -> Evaluation:
+        return Evaluation(1e-5 * math.exp(3 * math.sin(40 * sigma) + 8 * (1 - sigma)))
+
+    found = least_noise(wild, 1e-5, 0.3, 1e-4)
+    assert found is not None
+    assert found[1].value <= 1e-5
+    assert wild(found[0]).value <= 1e-5
+
+
+@pytest.mark.parametrize("epsilon", [0.7, 4.0])
+@pytest.mark.parametrize("direction", RELATIONS)
+@pytest.mark.parametrize("label", SMALL)
+def test_the_noise_found_meets_the_target_and_little_less_does_not(label, direction, epsilon):
+    target = {"target_epsilon": epsilon, "target_delta": 1e-6, "direction": direction, "accountant": CHEAP}
+    found = dpmf.calibrate(SMALL[label], **target)
+
+    def delta(sigma: float) -> float:
+        return dpmf.delta(
+            SMALL[label], noise_multiplier=sigma, epsilon=epsilon, direction=direction, accountant=CHEAP
+        ).delta
+
+    # Evaluated afresh: the answer must not depend on what the search asked before.
+    assert delta(found.noise_multiplier) <= found.delta * (1 + 1e-9)
+    assert found.delta <= 1e-6
+    assert delta(found.noise_multiplier * (1 - 2e-3)) > 1e-6
+    assert (found.epsilon, found.target_epsilon, found.target_delta) == (epsilon, epsilon, 1e-6)
+    assert found.direction == direction
+    assert set(found.details) == (set(DIRECTIONS) if direction == "both" else {direction})
+
+
+@pytest.mark.parametrize("label", SMALL)
+def test_both_is_the_larger_of_the_two(label):
+    sigma = {
+        direction: dpmf.calibrate(
+            SMALL[label], target_epsilon=1.5, target_delta=1e-6, direction=direction, accountant=CHEAP
+        ).noise_multiplier
+        for direction in RELATIONS
+    }
+    assert sigma["both"] == pytest.approx(max(sigma["remove"], sigma["add"]), rel=3e-4)
+
+
+@pytest.mark.parametrize("tolerance", [3e-2, 1e-3, 1e-6])
+def test_relative_tolerance(tolerance):
+    target = {"target_epsilon": 2.0, "target_delta": 1e-6, "accountant": CHEAP}
+    best = dpmf.calibrate(SMALL["bsr k=1"], relative_tolerance=1e-9, **target).noise_multiplier
+    found = dpmf.calibrate(SMALL["bsr k=1"], relative_tolerance=tolerance, **target).noise_multiplier
+    assert best * (1 - 1e-9) <= found <= best * (1 + 2 * tolerance)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True, database=None)
+@given(
+    st.sampled_from(sorted(SMALL)), st.sampled_from(DIRECTIONS), st.floats(-0.7, 2), st.floats(-18, -3),
+    st.floats(1.05, 4), st.booleans(),
+)  # fmt: skip
+def test_a_weaker_target_needs_less_noise(label, direction, log_epsilon, log_delta, factor, in_epsilon):
+    def sigma(epsilon: float, delta: float) -> float:
+        return dpmf.calibrate(
+            SMALL[label], target_epsilon=epsilon, target_delta=delta, direction=direction,
+            accountant=Renyi(work_budget=1e5), relative_tolerance=1e-3,
+        ).noise_multiplier  # fmt: skip
+
+    epsilon, delta = math.exp(log_epsilon), math.exp(log_delta)
+    weaker = (epsilon * factor, delta) if in_epsilon else (epsilon, delta * factor)
+    assert sigma(*weaker) <= sigma(epsilon, delta) * (1 + 2e-3)
+
+
+def test_a_scaled_strategy_scales_the_noise():
+    base = dpmf.calibrate(SMALL["bsr k=1"], target_epsilon=2.0, target_delta=1e-6, accountant=CHEAP).noise_multiplier
+    scaled = Mechanism(strategies.coefficients(1000 * strategies.bsr(3).strategy_coef(3)), SMALL["bsr k=1"].allocation)
+    found = dpmf.calibrate(scaled, target_epsilon=2.0, target_delta=1e-6, accountant=CHEAP).noise_multiplier
+    assert found == pytest.approx(1000 * base, rel=3e-4)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 30.0, 300.0])
+@pytest.mark.parametrize("delta", [1e-15, 0.5])
+def test_unusual_targets_are_met(epsilon, delta):
+    for label in ("dpsgd", "bsr k=1"):
+        found = dpmf.calibrate(SMALL[label], target_epsilon=epsilon, target_delta=delta, accountant=CHEAP)
+        assert 0 < found.noise_multiplier < math.inf
+        assert found.delta <= delta
+
+
+def test_an_unreachable_target_is_an_error_of_its_own():
+    with pytest.raises(dpmf.CalibrationError, match="cannot certify epsilon below"):
+        dpmf.calibrate(SMALL["bsr k=3"], target_epsilon=0.05, target_delta=1e-5, accountant=Renyi(max_order=8))
+    assert issubclass(dpmf.CalibrationError, ValueError)
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def results() -> dict[str, Any]:
+    checked = SMALL["bsr k=1"]
+    return {
+        "calibrate": dpmf.calibrate(checked, target_epsilon=2.0, target_delta=1e-6, accountant=CHEAP),
+        "delta": dpmf.delta(checked, noise_multiplier=1.0, epsilon=2.0, accountant=CHEAP),
+        "epsilon": dpmf.epsilon(checked, noise_multiplier=1.0, delta=1e-6, accountant=CHEAP),
+        "no epsilon": dpmf.epsilon(checked, noise_multiplier=1e-60, delta=1e-6, accountant=CHEAP),
+        "profile": dpmf.profile(checked, noise_multiplier=1.0, accountant=CHEAP),
+    }
+
+
+@pytest.fixture(scope="module", name="results")
+def _results() -> dict[str, Any]:
+    return results()
+
+
+RESULTS = ("calibrate", "delta", "epsilon", "no epsilon", "profile")
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_are_frozen(results, kind):
+    with pytest.raises(FrozenInstanceError):
+        results[kind].noise_multiplier = 0.0
+    if kind != "profile":
+        with pytest.raises(TypeError):
+            results[kind].details["remove"] = None
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_go_to_json_and_back(results, kind):
+    plain = results[kind].to_dict()
+    assert set(plain) == {item.name for item in fields(results[kind])}
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["noise_multiplier"] == results[kind].noise_multiplier
+    assert plain["accountant"] == "renyi"
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_pickle(results, kind):
+    copy = pickle.loads(pickle.dumps(results[kind]))
+    assert type(copy) is type(results[kind])
+    assert copy.to_dict() == results[kind].to_dict()
+
+
+@pytest.mark.parametrize("kind", RESULTS[:4])
+def test_results_print_in_one_line(results, kind):
+    text = str(results[kind])
+    assert "\n" not in text
+    assert "renyi" in text
+    assert f"{results[kind].noise_multiplier:.6g}" in text
+
+
+def test_profile_by_default_runs_down_to_tiny_deltas(results):
+    profile = results["profile"]
+    assert profile.epsilons[0] == 0
+    assert np.all(np.diff(profile.epsilons) > 0)
+    assert profile.deltas[-1] <= 1e-8 * (1 + 1e-9)
+    assert len(profile.epsilons) == len(profile.deltas) == len(profile.by_direction["add"])
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+NOT_A_NUMBER: list[Any] = [
+    math.nan, math.inf, -math.inf, True, False, np.True_, "1", None, 1 + 0j, [1.0], (1.0,), {}, object(),
+    np.array([1.0, 2.0]), np.eye(2), np.float64("nan"), np.float32("inf"), 10**400, -(10**400),
+]  # fmt: skip
+NOT_POSITIVE: list[Any] = [*NOT_A_NUMBER, 0, 0.0, -0.0, -1.0, -1e-300]
+NEGATIVE: list[Any] = [*NOT_A_NUMBER, -1.0, -1e-300]
+NO_PROBABILITY: list[Any] = [*NOT_A_NUMBER, 0.0, 1.0, 1, -0.1, 1.5]
+NO_NAME: list[Any] = ["", "renyii", "Renyi", 5, None, Renyi, b"renyi", ["renyi"]]
+NO_DIRECTION: list[Any] = ["", "Both", "up", None, 3, True, ["add"], np.array(["add", "remove"])]
+NO_MECHANISM: list[Any] = [None, 3, "bsr", np.eye(2), strategies.bsr(2), BallsInBins(1, 2)]
+
+GOOD: dict[str, dict[str, Any]] = {
+    "delta": {"mechanism": SMALL["dpsgd"], "noise_multiplier": 1.0, "epsilon": 1.0},
+    "epsilon": {"mechanism": SMALL["dpsgd"], "noise_multiplier": 1.0, "delta": 1e-5},
+    "profile": {"mechanism": SMALL["dpsgd"], "noise_multiplier": 1.0, "epsilons": [1.0]},
+    "calibrate": {"mechanism": SMALL["dpsgd"], "target_epsilon": 1.0, "target_delta": 1e-5},
+}
+BAD: dict[str, dict[str, list[Any]]] = {
+    "delta": {"noise_multiplier": NOT_POSITIVE, "epsilon": NEGATIVE},
+    "epsilon": {"noise_multiplier": NOT_POSITIVE, "delta": NO_PROBABILITY},
+    "profile": {
+        "noise_multiplier": NOT_POSITIVE,
+        "epsilons": [
+            [], [math.nan], [1.0, math.inf], [-1.0], [True], ["1"], "1", [None], [1j], [[1.0], [2.0, 3.0]], {},
+            object(), np.array([]), np.array([True]), [10**400],
+        ],
+    },
+    "calibrate": {
+        "target_epsilon": NOT_POSITIVE,
+        "target_delta": NO_PROBABILITY,
+        "relative_tolerance": [*NOT_POSITIVE, 1.0, 3.0],
+    },
+}  # fmt: skip
+for table in BAD.values():
+    table |= {"mechanism": NO_MECHANISM, "accountant": NO_NAME, "direction": NO_DIRECTION}
+
+
+def bad_calls() -> list[Any]:
+    return [
+        pytest.param(function, argument, value, id=f"{function}-{argument}-{n}")
+        for function, arguments in BAD.items()
+        for argument, values in arguments.items()
+        for n, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(("function", "argument", "value"), bad_calls())
+def test_bad_input_gets_one_line_that_names_the_argument(function, argument, value):
+    with pytest.raises(ValueError, match=rf"\b{argument}\b") as caught:
+        getattr(dpmf, function)(**{**GOOD[function], argument: value})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("function", GOOD)
+def test_the_same_calls_work_with_good_input(function):
+    getattr(dpmf, function)(**GOOD[function])
+
+
+@pytest.mark.parametrize("number", [1, np.float32(1.0), np.int64(1), np.array(1.0)])
+def test_numbers_of_other_types_are_welcome(number):
+    found = dpmf.delta(SMALL["dpsgd"], noise_multiplier=number, epsilon=number)
+    assert type(found.noise_multiplier) is float
+    assert type(found.epsilon) is float
+    assert found == dpmf.delta(SMALL["dpsgd"], noise_multiplier=1.0, epsilon=1.0)
