@@ -25,7 +25,7 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 
 $(VENV)/.full: pyproject.toml | $(BIN)/python
 	@echo "Installing dpmf with the optimisers and the test tools into $(VENV) ..."
-	@$(BIN)/pip install --quiet --editable '.[jax,dev]'
+	@$(BIN)/pip install --quiet --editable '.[jax,pld,dev]'
 	@touch $@ $(VENV)/.core
 
 setup: $(VENV)/.full

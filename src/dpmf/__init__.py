@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.mechanism import Mechanism as Mechanism
     from dpmf.results import Calibration as Calibration
+    from dpmf.results import CalibrationEstimate as CalibrationEstimate
+    from dpmf.results import Estimate as Estimate
     from dpmf.results import PrivacyBound as PrivacyBound
     from dpmf.results import PrivacyProfile as PrivacyProfile
 
 _HOME = {
     "BallsInBins": "dpmf.allocation",
     "Calibration": "dpmf.results",
+    "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",
+    "Estimate": "dpmf.results",
     "Mechanism": "dpmf.mechanism",
     "MissingExtraError": "dpmf.errors",
     "PrivacyBound": "dpmf.results",

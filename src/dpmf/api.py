@@ -9,13 +9,13 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.accountants import resolve
-from dpmf.accountants.base import RELATIONS, Accountant, Direction, Evaluation, directions_of
+from dpmf.accountants.base import RELATIONS, Accountant, Direction, Evaluation, directions_of, labelled
 from dpmf.calibration import calibrate_one_way
 from dpmf.errors import CalibrationError
 from dpmf.mechanism import Mechanism
-from dpmf.results import Calibration, PrivacyBound, PrivacyProfile
+from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
 
-DEFAULT_ACCOUNTANT = "renyi"
+DEFAULT_ACCOUNTANT = "best"
 
 
 def _checked(mechanism: Mechanism, direction: str) -> tuple[Direction, ...]:
@@ -48,10 +48,11 @@ def delta(
     epsilon: float,
     accountant: str | Accountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
-) -> PrivacyBound:
+) -> PrivacyBound | Estimate:
     """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
 
-    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported.
+    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
+    accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
@@ -59,7 +60,8 @@ def delta(
     prepared = resolve(accountant).prepare(mechanism)
     found = {one_way: prepared.delta_one_way(sigma, epsilon, one_way) for one_way in directions}
     binding = _binding(found)
-    return PrivacyBound(sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found))
+    answer = (sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found))
+    return PrivacyBound(*answer) if prepared.kind == "bound" else Estimate(*answer, kind=prepared.kind)
 
 
 def epsilon(
@@ -69,10 +71,11 @@ def epsilon(
     delta: float,
     accountant: str | Accountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
-) -> PrivacyBound:
+) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
 
-    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported.
+    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
+    accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
@@ -80,7 +83,8 @@ def epsilon(
     prepared = resolve(accountant).prepare(mechanism)
     found = {one_way: prepared.epsilon_one_way(sigma, delta, one_way) for one_way in directions}
     binding = _binding(found)
-    return PrivacyBound(sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found))
+    answer = (sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found))
+    return PrivacyBound(*answer) if prepared.kind == "bound" else Estimate(*answer, kind=prepared.kind)
 
 
 def _grid(epsilons: object) -> np.ndarray:
@@ -119,7 +123,7 @@ def profile(
         one_way: np.asarray(prepared.deltas_one_way(sigma, grid.tolist(), one_way)) for one_way in directions
     }
     deltas = np.max(list(by_direction.values()), axis=0)
-    return PrivacyProfile(sigma, grid, deltas, by_direction, direction, prepared.name)
+    return PrivacyProfile(sigma, grid, deltas, by_direction, direction, prepared.name, prepared.kind)
 
 
 def calibrate(
@@ -130,7 +134,7 @@ def calibrate(
     accountant: str | Accountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     relative_tolerance: float = 1e-4,
-) -> Calibration:
+) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
     Raises:
@@ -156,7 +160,8 @@ def calibrate(
             if known.value <= delta:
                 found[one_way] = known
                 continue
-        sigma, found[one_way], _ = calibrate_one_way(members, epsilon, delta, one_way, sigma or start, tolerance)
+        sigma, evaluation, member = calibrate_one_way(members, epsilon, delta, one_way, sigma or start, tolerance)
+        found[one_way] = labelled(evaluation, member, prepared)
         binding = one_way
     for one_way in directions:
         if one_way != binding:
@@ -164,7 +169,7 @@ def calibrate(
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {prepared.name} is not monotone around noise multiplier {sigma:g}")
-    return Calibration(
-        sigma, epsilon, found[worst].value, direction, binding, prepared.name, _details(found),
-        target_epsilon=epsilon, target_delta=delta,
-    )  # fmt: skip
+    answer = (sigma, epsilon, found[worst].value, direction, binding, prepared.name, _details(found))
+    if prepared.kind == "bound":
+        return Calibration(*answer, target_epsilon=epsilon, target_delta=delta)
+    return CalibrationEstimate(*answer, kind=prepared.kind, target_epsilon=epsilon, target_delta=delta)

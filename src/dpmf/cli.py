@@ -21,6 +21,7 @@ from dpmf._version import __version__
 if TYPE_CHECKING:
     from dpmf.accountants import Accountant
     from dpmf.mechanism import Mechanism
+    from dpmf.results import Estimate, PrivacyBound
 
 app = typer.Typer(
     name="dpmf",
@@ -35,6 +36,7 @@ app = typer.Typer(
 # How the arguments of the Python API are called here, for error messages.
 _OPTION_OF = {
     "accountant": "--accountant",
+    "accountants": "--accountant",
     "bandwidth": "--bandwidth",
     "batches_per_epoch": "--batches-per-epoch",
     "buffers": "--buffers",
@@ -67,7 +69,9 @@ Bandwidth = Annotated[
 Buffers = Annotated[int | None, typer.Option(help="Buffers of a BLT. [default: chosen by the optimiser]")]
 File = Annotated[Path | None, typer.Option(help="Coefficients (.npy, .csv, .txt) or matrix (.npy, .csv).")]
 Normalized = Annotated[bool, typer.Option("--normalized", help="Divide C by its largest column norm first.")]
-AccountantName = Annotated[str, typer.Option(help="Which accountant proves the bound.")]
+AccountantName = Annotated[
+    str, typer.Option(help="best, renyi, conditional, lattice, monte-carlo, ... (see: dpmf accountants).")
+]
 MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order tried.")]
 WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates per noise multiplier (Rényi).")]
 DirectionName = Annotated[str, typer.Option(help="Neighbouring relation: both, remove or add.")]
@@ -105,7 +109,7 @@ def _mechanism(
 
 
 def _accountant(
-    accountant: AccountantName = "renyi", max_order: MaxOrder = None, work_budget: WorkBudget = None
+    accountant: AccountantName = "best", max_order: MaxOrder = None, work_budget: WorkBudget = None
 ) -> "Accountant":
     from dpmf.accountants import resolve, with_renyi_options
 
@@ -168,6 +172,14 @@ def _print_bound(mechanism: "Mechanism", rows: list[tuple[str, str]]) -> None:
     console.print(table)
 
 
+def _promise(answer: "PrivacyBound | Estimate") -> str:
+    return getattr(answer, "kind", "guarantee")
+
+
+def _relation(direction: str) -> str:
+    return "both directions" if direction == "both" else f"{direction} direction"
+
+
 def _how(details: dict[str, Any]) -> str:
     """A bound and how it came about, in one line: ``9.99e-06 (order 12, bandwidth 4, exact)``."""
     parts = []
@@ -204,10 +216,7 @@ def calibrate(
         mechanism,
         [
             ("noise multiplier", f"{found.noise_multiplier:.6g}"),
-            (
-                "guarantee",
-                f"({epsilon:g}, {delta:g})-DP, {found.direction} direction{'s' * (found.direction == 'both')}",
-            ),
+            (_promise(found), f"({epsilon:g}, {delta:g})-DP, {_relation(found.direction)}"),
             ("accountant", found.accountant),
             *((f"δ({epsilon:g}), {one_way}", _how(how)) for one_way, how in found.details.items()),
         ],
@@ -238,6 +247,7 @@ def epsilon(
         mechanism,
         [
             ("ε", f"{found.epsilon:.6g}"),
+            (_promise(found), f"({found.epsilon:.6g}, {delta:g})-DP, {_relation(found.direction)}"),
             ("noise multiplier", f"{noise_multiplier:g}"),
             ("accountant", found.accountant),
             *((f"ε({delta:g}), {one_way}", _how(how)) for one_way, how in found.details.items()),
@@ -269,6 +279,7 @@ def delta(
         mechanism,
         [
             ("δ", f"{found.delta:.6g}"),
+            (_promise(found), f"({epsilon:g}, {found.delta:.6g})-DP, {_relation(found.direction)}"),
             ("noise multiplier", f"{noise_multiplier:g}"),
             ("accountant", found.accountant),
             *((f"δ({epsilon:g}), {one_way}", _how(how)) for one_way, how in found.details.items()),
@@ -318,7 +329,9 @@ def compare(
     *,
     delta: Delta,
     epsilon: Annotated[str, typer.Option(help="Values of ε, separated by commas.")] = "0.25,0.5,1,2,4,8",
-    accountant: Annotated[str | None, typer.Option(help="Accountants, separated by commas. [default: all]")] = None,
+    accountant: Annotated[
+        str | None, typer.Option(help="Accountants, separated by commas. [default: all that apply]")
+    ] = None,
     max_order: MaxOrder = None,
     work_budget: WorkBudget = None,
     direction: DirectionName = "both",
@@ -327,13 +340,15 @@ def compare(
 ) -> None:
     """The noise multiplier each accountant asks for, at several ε."""
     from dpmf import report
-    from dpmf.accountants import ACCOUNTANTS
+    from dpmf.accountants import suitable
 
-    names = list(ACCOUNTANTS) if accountant is None else [name.strip() for name in accountant.split(",")]
-    accountants = [
-        _accountant(name, max_order if name == "renyi" else None, work_budget if name == "renyi" else None)
-        for name in names
-    ]
+    if accountant is None:
+        accountants = [
+            _accountant(a.name, max_order, work_budget) if a.name in ("renyi", "best") else a
+            for a in suitable(mechanism)
+        ]
+    else:
+        accountants = [_accountant(name.strip(), max_order, work_budget) for name in accountant.split(",")]
     grid = _numbers("--epsilon", epsilon)
     draw = None if plot is None else report.comparison_plotter(plot)
     comparison = report.compare(mechanism, accountants, grid, delta, direction, progress=sys.stderr.isatty())
@@ -347,6 +362,24 @@ def compare(
             print(f"wrote {plot}")
     if not comparison.complete:
         raise KeyboardInterrupt
+
+
+@app.command()
+def accountants(as_json: Json = False) -> None:
+    """The accountants known, and what each is."""
+    from dpmf.accountants import ACCOUNTANTS
+
+    if as_json:
+        rows = [{"accountant": name, "description": cls.summary} for name, cls in ACCOUNTANTS.items()]
+        return _print_json({"accountants": rows})
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("--accountant", "what it is")
+    for name, cls in ACCOUNTANTS.items():
+        table.add_row(name, cls.summary)
+    Console().print(table)
+    return None
 
 
 @app.command()

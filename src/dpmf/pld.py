@@ -14,16 +14,17 @@ composition's δ(ε), at every ε:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import fft
-from scipy.special import ndtri
+from scipy.special import log_ndtr, ndtri
 
 from dpmf import validation
 from dpmf.kernels import announce_compilation
+from dpmf.kernels.pld import Lattice, RowSums, fill_rows
 from dpmf.strategies.base import Array
 
 _UNIT = 2.0**-53
@@ -61,6 +62,7 @@ class Mixtures:
                 raise ValueError(f"weights must be non-negative with sum one, got {weights.tolist()!r}")
             distinct, where = np.unique(means[weights > 0], return_inverse=True)
             merged = np.bincount(where, weights=weights[weights > 0])
+            merged[-1] += max(1 - merged.sum(), 0.0)  # what rounding left out may not be lost
             key = (distinct.tobytes(), merged.tobytes())
             collected[key] = collected.get(key, 0) + 1
         return cls.from_unique(collected)
@@ -85,19 +87,33 @@ class Mixtures:
         """The number of steps, repetitions included."""
         return int(self.counts.sum())
 
-    def without_lossless(self) -> Mixtures:
-        """The same composition without the steps whose means are all zero: their P and Q are equal."""
-        keep = [n for n in range(len(self)) if self.means[self.starts[n + 1] - 1] > 0]
-        if len(keep) == len(self):
+    def simplified(self) -> Mixtures:
+        """The same composition with all single Gaussians in one step: their losses add up to that of √Σ m².
+
+        A step of mean zero has no loss and goes away.
+        """
+        single = np.diff(self.starts) == 1
+        if not single.any():
             return self
-        kept = {
-            (
-                self.means[self.starts[n] : self.starts[n + 1]].tobytes(),
-                self.weights[self.starts[n] : self.starts[n + 1]].tobytes(),
-            ): int(self.counts[n])
-            for n in keep
-        }
+        means = self.means[self.starts[:-1][single]]
+        # hypot-like: squares of tiny or huge means must not leave the range
+        top = float(means.max())
+        together = top * math.sqrt(float(self.counts[single] @ (means / top) ** 2)) if top > 0 else 0.0
+        kept: dict[tuple[bytes, bytes], int] = {}
+        if together > 0:
+            kept[np.array([together * (1 + 1e-14)]).tobytes(), np.ones(1).tobytes()] = 1
+        for n in np.flatnonzero(~single):
+            part = slice(self.starts[n], self.starts[n + 1])
+            kept[self.means[part].tobytes(), self.weights[part].tobytes()] = int(self.counts[n])
         return Mixtures.from_unique(kept)
+
+    @property
+    def gaussian(self) -> float | None:
+        """The mean of the one Gaussian that the composition amounts to, or None where it is not one."""
+        simple = self.simplified()
+        if not len(simple):
+            return 0.0
+        return float(simple.means[0]) if len(simple.means) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -125,48 +141,40 @@ class LossDistribution:
     rounding: float
     relative: float
 
-    def _masses(self) -> Array:
-        losses = self.interval * (self.lower + np.arange(len(self.probs)))
-        return np.asarray(np.exp(np.minimum(self.log_scale - self.tilt * losses, 700.0)))
-
     def delta(self, epsilon: float) -> float:
         """The bound on δ(ε); cut to 1."""
+        bottom = self.interval * self.lower
+        if self.tilt > 0 and epsilon < bottom:
+            # Mass that fell below the window has lost its weight; but δ is convex in e^ε, and 1 at e^ε = 0.
+            return 1.0 + math.exp(epsilon - bottom) * (self.delta(bottom) - 1.0)
         first = max(math.floor(epsilon / self.interval) + 1 - self.lower, 0)
         if first >= len(self.probs):
             return min(self.infinity_mass, 1.0)
         losses = self.interval * (self.lower + np.arange(first, len(self.probs)))
-        scale = np.exp(np.minimum(self.log_scale - self.tilt * losses, 700.0))
-        gain = scale * -np.expm1(np.minimum(epsilon - losses, 0.0))
-        value = float(gain @ self.probs[first:])
+        if self.log_scale - self.tilt * losses[0] > 700:
+            return 1.0  # so far below where it was meant to be sharp that the tilt cannot be undone
+        gain = np.exp(self.log_scale - self.tilt * losses) * -np.expm1(np.minimum(epsilon - losses, 0.0))
+        value = float(np.sum(gain * self.probs[first:]))  # pairwise: its error hardly grows with the length
         error = self.rounding * float(np.linalg.norm(gain))
         return min(1.0, (value + error) * (1 + self.relative) + self.infinity_mass)
 
     def epsilon(self, delta: float) -> float:
         """The least ε ≥ 0 found with `delta(ε)` ≤ delta, itself evaluated; infinity where there is none."""
-        if self.infinity_mass > delta:
-            return math.inf
-        if self.delta(0.0) <= delta:
-            return 0.0
-        low, high = 0.0, self.interval * (self.lower + len(self.probs))
-        if high <= 0 or self.delta(high) > delta:
-            return math.inf
-        while high - low > 1e-9 * high:
-            middle = 0.5 * (low + high)
-            if self.delta(middle) <= delta:
-                high = middle
-            else:
-                low = middle
-        return high
+        return math.inf if self.infinity_mass > delta else _least_epsilon(self.delta, delta)
+
+    def with_infinity(self, mass: float) -> LossDistribution:
+        """The same with more mass of infinite loss."""
+        return replace(self, infinity_mass=min(self.infinity_mass + mass, 1.0))
 
     def to_pmf(self) -> Any:
-        """The same as dp_accounting's `DensePLDPmf`; meant for compositions made with `tilt=0`."""
+        """The same as dp_accounting's `DensePLDPmf`, for compositions made with `tilt=0`."""
         from dp_accounting.pld import pld_pmf
 
-        scale = self._masses()
-        infinity = self.infinity_mass + self.rounding * float(np.linalg.norm(scale))
-        return pld_pmf.DensePLDPmf(
-            self.interval, self.lower, scale * self.probs * (1 + self.relative), min(infinity, 1.0), True
-        )
+        if self.tilt != 0:
+            raise ValueError(f"tilt must be 0 for a pmf of all losses, got {self.tilt}")
+        masses = math.exp(self.log_scale) * (1 + self.relative) * self.probs
+        infinity = self.infinity_mass + self.rounding * math.exp(self.log_scale) * math.sqrt(len(masses))
+        return pld_pmf.DensePLDPmf(self.interval, self.lower, masses, min(infinity, 1.0), True)
 
 
 def to_dp_accounting(remove: LossDistribution, add: LossDistribution) -> Any:
@@ -178,21 +186,58 @@ def to_dp_accounting(remove: LossDistribution, add: LossDistribution) -> Any:
     return privacy_loss_distribution.PrivacyLossDistribution(remove.to_pmf(), add.to_pmf())
 
 
+def gaussian_delta(sensitivity: float, sigma: float, epsilon: float) -> float:
+    """δ(ε) of N(sensitivity, σ²) against N(0, σ²), ε ≥ 0 (Balle & Wang 2018), rounded up; 0 where it underflows."""
+    mu = sensitivity / sigma
+    if epsilon == 0:
+        return min(1.0, math.erf(mu / math.sqrt(8)) * (1 + 1e-14))
+    if mu == 0 or epsilon / mu - 0.5 * mu > 38.4:
+        return 0.0
+    first = float(log_ndtr(0.5 * mu - epsilon / mu))
+    second = epsilon + float(log_ndtr(-0.5 * mu - epsilon / mu))
+    error = 1e-14 * (1 + abs(first) + epsilon)
+    return min(1.0, math.exp(first) * (max(0.0, -math.expm1(second - first)) + error))
+
+
+def gaussian_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
+    """The least ε ≥ 0 found with `gaussian_delta` ≤ delta."""
+    return _least_epsilon(lambda epsilon: gaussian_delta(sensitivity, sigma, epsilon), delta)
+
+
+def _least_epsilon(profile: Callable[[float], float], delta: float) -> float:
+    """The least ε ≥ 0 found at which a falling profile, evaluated there, is at most `delta`; infinity for none."""
+    if profile(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while profile(high) > delta:
+        low, high = high, 2 * high
+        if high > 1e15:
+            return math.inf
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if profile(middle) <= delta else (middle, high)
+    return high
+
+
 class _Cumulants:
     """log E e^(θL) of the composition and two derivatives, from a sample of its steps: it guides, it proves nothing."""
 
     def __init__(self, mixtures: Mixtures, sigma: float, add: bool, z_tail: float) -> None:
-        count = len(mixtures)
-        chosen = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED_STEPS)).round().astype(int))
-        self._weights = mixtures.counts[chosen] * (mixtures.total / mixtures.counts[chosen].sum())
+        # The largest steps by themselves, the others in groups of like size, each with one spokesman.
+        sizes = np.add.reduceat(mixtures.means * mixtures.weights, mixtures.starts[:-1])
+        ranked = np.argsort(sizes, kind="stable")
+        few, many = ranked[-_SAMPLED_STEPS // 4 :], ranked[: -_SAMPLED_STEPS // 4]
+        groups = [few[[i]] for i in range(len(few))]
+        groups += [group for group in np.array_split(many, 3 * _SAMPLED_STEPS // 4) if len(group)]
+        self._weights = [float(mixtures.counts[g].sum()) for g in groups]
         self._losses: list[Array] = []
         self._logs: list[Array] = []
-        for n in chosen:
+        for n in (g[len(g) // 2] for g in groups):
             part = slice(mixtures.starts[n], mixtures.starts[n + 1])
             means, log_weights = mixtures.means[part] / sigma, np.log(mixtures.weights[part])
             ends = (-z_tail, 9.0) if add else (means[0] - 9.0, means[-1] + z_tail)
             size = int(min(max(400, 20 * (ends[1] - ends[0])), 4000))
-            x = np.linspace(*ends, size)
+            x = np.linspace(float(ends[0]), float(ends[1]), size)
             exponents = log_weights + means * (x[:, None] - 0.5 * means)
             top = exponents.max(axis=1)
             loss = top + np.log(np.exp(exponents - top[:, None]).sum(axis=1))
@@ -220,35 +265,27 @@ class _Cumulants:
             value, mean, _ = self(order)
             return mean >= epsilon or value - order * epsilon <= log_floor
 
-        if beyond(0.0):
-            return 0.0
-        low, high = 0.0, 1.0
-        while not beyond(high) and high < 1e15:
-            low, high = high, 4 * high
-        for _ in range(40):
-            if high - low <= 1e-3 * high:
-                break
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if beyond(middle) else (middle, high)
-        return high
+        return 0.0 if beyond(0.0) else _switch(beyond)
 
     def order_for_delta(self, delta: float) -> float:
         """The order whose Chernoff bound reaches δ at the least ε."""
-        log_inverse = -math.log(delta)
 
         def beyond(order: float) -> bool:  # sign of the derivative of (K(θ) + log 1/δ)/θ
             value, mean, _ = self(order)
-            return mean * order - value >= log_inverse
+            return mean * order - value >= -math.log(delta)
 
-        low, high = 0.0, 1.0
-        while not beyond(high) and high < 1e15:
-            low, high = high, 4 * high
-        for _ in range(60):
-            if high - low <= 1e-3 * high:
-                break
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if beyond(middle) else (middle, high)
-        return high
+        return _switch(beyond)
+
+
+def _switch(beyond: Callable[[float], bool]) -> float:
+    """Where a monotone condition on positive numbers becomes true, to 1e-3."""
+    low, high = 0.0, 1.0
+    while not beyond(high) and high < 1e15:
+        low, high = high, 4 * high
+    while high - low > 1e-3 * high and high > 1e-15:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return high
 
 
 def compose(
@@ -281,39 +318,43 @@ def compose(
     dominates each step, masses are rounded up, wrapped-around left tails only add mass, and right tails (per step and
     of the composition, by Chernoff's inequality on the very pmfs composed) and FFT rounding are added.
     """
-    from dpmf.kernels.pld import fill_rows
-
     sigma = validation.positive("sigma", sigma)
     add = validation.choice("direction", direction, ("remove", "add")) == "add"
-    mixtures = mixtures.without_lossless()
+    epsilon = validation.real("epsilon", 0.0 if epsilon is None else epsilon)
+    delta = None if delta is None else validation.probability("delta", delta)
+    tilt = None if tilt is None else validation.non_negative("tilt", tilt)
+    log_floor = math.log(validation.probability("floor", floor))
+    growth, inflation = validation.non_negative("growth", growth), validation.positive("inflation", inflation)
+    mixtures = mixtures.simplified()
     steps = mixtures.total
     if not steps:
         return LossDistribution(interval or 1.0, 0, np.ones(1), 0.0, 0.0, 0.0, 0.0, 0.0)
 
-    log_floor = math.log(floor)
     cumulants = _Cumulants(mixtures, sigma, add, -float(ndtri(max(1e-4 * floor / steps, 1e-300))))
     if delta is not None:
         saddle = cumulants.order_for_delta(delta)
         epsilon = (cumulants(saddle)[0] - math.log(delta)) / saddle
     else:
-        epsilon = 0.0 if epsilon is None else epsilon
         saddle = cumulants.order_for_epsilon(epsilon, log_floor - 5.0)
     order = saddle if tilt is None else tilt
-    log_scale, mean, variance = cumulants(order)
+    log_scale, _, variance = cumulants(order)
     deviation = math.sqrt(max(variance, 1e-300))
     log_size = log_floor
-    if tilt is None:  # a guess at δ(ε): what is cut off should be small beside it
-        log_size = min(cumulants(saddle)[0] - saddle * epsilon, 0.0) - math.log1p(2.5 * saddle * deviation)
-        log_size = max(log_size, log_floor)
+    if tilt is None:  # a guess at δ(ε), by Laplace's method: what is cut off should be small beside it
+        log_size = min(log_scale - order * epsilon, 0.0) - math.log1p(2.5 * order * deviation)
+        log_size = max(log_size - math.log1p(max(order, 1 / deviation)), log_floor)
 
     h = math.sqrt(6 * inflation / steps) * deviation if interval is None else validation.positive("interval", interval)
     orders = np.array([1.2, 1.5, 2.0, 3.0]) * saddle + np.array([0.5, 1.0, 2.0, 4.0]) / deviation
-    top = min((cumulants(o)[0] - log_size + 11.0) / o for o in orders)
-    top = max(top, epsilon) + 2 * h
+    top = min((cumulants(o)[0] - log_size + 11.0) / o for o in orders) + 2 * h
     # What falls below the window comes back at its top: pessimistic, but it should not be seen beside δ.
     log_wrap = min(log_size - min(log_scale - order * top, 0.0), 0.0) - 11.0
     falls = [(f, cumulants(order - f)[0] - log_scale) for f in np.array([2.0, 4.0, 6.0, 9.0]) / deviation]
-    bottom = min(epsilon, max((log_wrap - value) / fall for fall, value in falls)) - 2 * h
+    bottom = max((log_wrap - value) / fall for fall, value in falls) - 2 * h
+    if order > 0:
+        bottom = min(bottom, epsilon)
+    if delta is not None and bottom > 0:  # the ε wanted is somewhat below the Chernoff bound's; profiles go on to 0
+        bottom = max(0.0, bottom - 2 * (top - bottom))
     length = (top - bottom) / h + 2
     if length > _LARGEST_WINDOW:
         h *= length / _LARGEST_WINDOW
@@ -322,49 +363,54 @@ def compose(
     lower = math.floor(bottom / h)
 
     tail = min(math.exp(log_size - 11.0), 1e-6) / steps
-    z_tail = -float(ndtri(tail))
-    sizes = len(mixtures)
-    log_sums, norms, infinities = np.empty((sizes, len(orders) + 1)), np.empty(sizes), np.empty(sizes)
-    spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
-    chunk = max(1, min(sizes, _ROWS_BYTES // (8 * length)))
-    rows = np.empty((chunk, length))
-    announce_compilation(fill_rows)
-    for start in range(0, sizes, chunk):
-        part = rows[: min(chunk, sizes - start)]
-        fill_rows(
-            part, start, mixtures.starts, mixtures.means, mixtures.weights, sigma, add, h, growth,
-            max(0.2 / max(order, 1e-300), h), tail, z_tail, 8.0, order, orders, log_sums, norms, infinities,
-        )
-        if steps == 1:
-            break
-        transforms = fft.rfft(part, axis=1, workers=2)
-        for transform, count in zip(transforms, mixtures.counts[start : start + chunk], strict=False):
-            spectrum *= transform if count == 1 else _power(transform, int(count))
+    lattice = Lattice(h, growth, max(0.2 / max(order, 1e-300), h), tail, -float(ndtri(tail)), 8.0)
+    spectrum, rows, sums = _spectrum(mixtures, sigma, add, lattice, np.array([order, *orders]), length)
     counts = mixtures.counts.astype(np.float64)
-    log_scale = float(counts @ log_sums[:, 0])
-    infinity = float(counts @ infinities)
-    if steps == 1:
+    if spectrum is None:
         probs, rounding = rows[0], 0.0
     else:
         probs = fft.irfft(spectrum, length)
         level = 7 * _UNIT * math.log2(length)
         rounding = 1.1 * (
-            level * float(counts @ norms) + 4 * _UNIT * steps * float(norms.min()) + level * float(np.linalg.norm(probs))
+            level * float(counts @ sums.norms)
+            + 4 * _UNIT * steps * float(sums.norms.min())
+            + level * float(np.linalg.norm(probs))
         )
         probs = np.maximum(probs, 0.0)
     probs = np.roll(probs, -(lower % length))
-    edge = h * (lower + length)
-    beyond = min((counts @ log_sums[:, 1:] - orders * edge).min(), 0.0)
+    beyond = min(float((counts @ sums.logs[:, 1:] - orders * h * (lower + length)).min()), 0.0)
+    infinity = float(counts @ sums.infinities) + math.exp(beyond)
     return LossDistribution(
         interval=h,
         lower=lower,
         probs=probs,
         tilt=order,
-        log_scale=log_scale,
-        infinity_mass=min((infinity + math.exp(beyond)) * (1 + 1e-9), 1.0),
+        log_scale=float(counts @ sums.logs[:, 0]),
+        infinity_mass=min(infinity * (1 + 1e-9), 1.0),
         rounding=rounding,
-        relative=2 * _UNIT * (length + steps * (64 + order * h * (abs(lower) + length))),
+        relative=2 * _UNIT * (64 + steps * (128 + order * h * (abs(lower) + length))),
     )
+
+
+def _spectrum(
+    mixtures: Mixtures, sigma: float, add: bool, lattice: Lattice, orders: Array, length: int
+) -> tuple[np.ndarray | None, Array, RowSums]:
+    """The product of the transforms of all pmfs, tilted by orders[0]; no transform where there is one step only."""
+    sizes = len(mixtures)
+    sums = RowSums(np.empty((sizes, len(orders))), np.empty(sizes), np.empty(sizes))
+    chunk = max(1, min(sizes, _ROWS_BYTES // (8 * length)))
+    rows = np.empty((chunk, length))
+    spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
+    announce_compilation(fill_rows)
+    for start in range(0, sizes, chunk):
+        part = rows[: min(chunk, sizes - start)]
+        fill_rows(part, start, mixtures.starts, mixtures.means, mixtures.weights, sigma, add, lattice, orders, sums)
+        if mixtures.total == 1:
+            return None, rows, sums
+        transforms = fft.rfft(part, axis=1, workers=2)
+        for transform, count in zip(transforms, mixtures.counts[start : start + len(part)], strict=True):
+            spectrum *= transform if count == 1 else _power(transform, int(count))
+    return spectrum, rows, sums
 
 
 def _power(values: np.ndarray, count: int) -> np.ndarray:

@@ -44,6 +44,7 @@ class Cell:
     epsilon: float
     noise_multiplier: float | None
     seconds: float
+    kind: str = "bound"
     problem: str | None = None
 
 
@@ -61,6 +62,11 @@ class Comparison:
 
     def cell(self, accountant: str, epsilon: float) -> Cell | None:
         return next((c for c in self.cells if c.accountant == accountant and c.epsilon == epsilon), None)
+
+    def label(self, accountant: str) -> str:
+        """The accountant's name, and what its numbers are where they are not guarantees."""
+        kinds = {cell.kind for cell in self.cells if cell.accountant == accountant} - {"bound"}
+        return accountant + "".join(f"\n({kind})" for kind in sorted(kinds))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -97,14 +103,15 @@ def compare(
             todo, "calibrating", console=Console(stderr=True), disable=not progress, transient=True
         ):
             began = time.perf_counter()
-            sigma, problem = None, None
+            sigma, kind, problem = None, "bound", None
             try:
-                sigma = api.calibrate(
+                found = api.calibrate(
                     mechanism, target_epsilon=epsilon, target_delta=delta, accountant=accountant, direction=direction
-                ).noise_multiplier
+                )
+                sigma, kind = found.noise_multiplier, getattr(found, "kind", "bound")
             except CalibrationError as error:
                 problem = str(error)
-            cells.append(Cell(accountant.name, epsilon, sigma, time.perf_counter() - began, problem))
+            cells.append(Cell(accountant.name, epsilon, sigma, time.perf_counter() - began, kind, problem))
     except KeyboardInterrupt:
         complete = False
     names = tuple(dict.fromkeys(a.name for a in accountants))
@@ -119,7 +126,7 @@ def print_comparison(comparison: Comparison) -> None:
     table = Table()
     table.add_column("ε", justify="right")
     for name in comparison.accountants:
-        table.add_column(name, justify="right")
+        table.add_column(comparison.label(name), justify="right")
     for epsilon in comparison.epsilons:
         row = [f"{epsilon:g}"]
         for name in comparison.accountants:
@@ -229,7 +236,9 @@ def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
         for look, name in zip(_LOOKS * 3, comparison.accountants, strict=False):
             found = [c for c in comparison.cells if c.accountant == name and c.noise_multiplier is not None]
             found.sort(key=lambda cell: cell.epsilon)
-            ax.plot([c.epsilon for c in found], [c.noise_multiplier for c in found], label=name, markersize=4, **look)
+            label = comparison.label(name).replace("\n", " ")
+            sigmas = [c.noise_multiplier for c in found]
+            ax.plot([c.epsilon for c in found], sigmas, label=label, markersize=4, **look)
         ax.set(xscale="log", yscale="log", xlabel="ε", title=comparison.mechanism)
         ax.set_xticks(comparison.epsilons, [f"{e:g}" for e in comparison.epsilons], minor=False)
         ax.minorticks_off()

@@ -33,19 +33,8 @@ def _thawed(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class PrivacyBound:
-    """The mechanism run with `noise_multiplier` is (`epsilon`, `delta`)-DP, says `accountant`.
-
-    Attributes:
-      noise_multiplier: σ for clipping norm 1 and the strategy as given (not column-normalised).
-      epsilon: the ε of the guarantee.
-      delta: an upper bound on δ(ε).
-      direction: the neighbouring relation covered: "remove", "add" or "both".
-      binding: the direction that determined the numbers.
-      accountant: the name of the accountant that proved the bound.
-      details: how the bound came about (orders, bandwidths, ...), for the curious.
-      lower: a certified lower bound on the quantity that was asked for, where one is known.
-    """
+class _Answer:
+    """What bounds and estimates have in common."""
 
     noise_multiplier: float
     epsilon: float
@@ -70,11 +59,29 @@ class PrivacyBound:
     def __hash__(self) -> int:
         return hash((self.noise_multiplier, self.epsilon, self.delta, self.direction, self.accountant))
 
+    def _numbers(self) -> str:
+        return f"({self.epsilon:.6g}, {self.delta:.6g})-DP at noise multiplier {self.noise_multiplier:.6g}"
+
+
+@dataclass(frozen=True)
+class PrivacyBound(_Answer):
+    """The mechanism run with `noise_multiplier` is (`epsilon`, `delta`)-DP, says `accountant`.
+
+    Attributes:
+      noise_multiplier: σ for clipping norm 1 and the strategy as given (not column-normalised).
+      epsilon: the ε of the guarantee.
+      delta: an upper bound on δ(ε).
+      direction: the neighbouring relation covered: "remove", "add" or "both".
+      binding: the direction that determined the numbers.
+      accountant: the name of the accountant that proved the bound.
+      details: how the bound came about (orders, bandwidths, ...), for the curious.
+      lower: a certified lower bound on the quantity that was asked for, where one is known.
+    """
+
+    __hash__ = _Answer.__hash__
+
     def __str__(self) -> str:
-        return (
-            f"({self.epsilon:.6g}, {self.delta:.6g})-DP at noise multiplier {self.noise_multiplier:.6g} "
-            f"[{self.accountant}, {self.direction}, binding: {self.binding}]"
-        )
+        return f"{self._numbers()} [{self.accountant}, {self.direction}, binding: {self.binding}]"
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,40 @@ class Calibration(PrivacyBound):
     target_epsilon: float = math.nan
     target_delta: float = math.nan
 
-    __hash__ = PrivacyBound.__hash__
+    __hash__ = _Answer.__hash__
+
+
+@dataclass(frozen=True)
+class Estimate(_Answer):
+    """An estimate, by sampling, of what a `PrivacyBound` would guarantee. It guarantees nothing by itself.
+
+    `kind` says what it is: an estimate, or a bound that fails with some probability. Its fields are a `PrivacyBound`'s.
+    """
+
+    kind: str = "estimate"
+
+    __hash__ = _Answer.__hash__
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self._numbers()} [{self.accountant}, {self.direction}, binding: {self.binding}]"
+
+
+@dataclass(frozen=True)
+class CalibrationEstimate(Estimate):
+    """The smallest noise multiplier found whose *estimate* meets the target."""
+
+    target_epsilon: float = math.nan
+    target_delta: float = math.nan
+
+    __hash__ = _Answer.__hash__
 
 
 @dataclass(frozen=True, eq=False)
 class PrivacyProfile:
-    """Upper bounds on δ(ε) over a grid of ε, one array per direction covered, and their maximum in `deltas`."""
+    """δ(ε) over a grid of ε, one array per direction covered, and their maximum in `deltas`.
+
+    `kind` is "bound" for upper bounds; otherwise it says what the numbers are instead.
+    """
 
     noise_multiplier: float
     epsilons: np.ndarray
@@ -101,6 +136,7 @@ class PrivacyProfile:
     by_direction: Mapping[str, np.ndarray]
     direction: str
     accountant: str
+    kind: str = "bound"
     lower: np.ndarray | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -103,19 +103,19 @@ class Portfolio(PreparedAccountant):
     def members(self) -> Sequence[PreparedAccountant]:
         return tuple(inner for member in self._members for inner in member.members())
 
+    def _least(self, ask: Callable[[PreparedAccountant], Evaluation]) -> Evaluation:
+        return min((labelled(ask(m), m, self) for m in self._members), key=lambda evaluation: evaluation.value)
+
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
-        return min((m.delta_one_way(noise_multiplier, epsilon, direction) for m in self._members), key=_value_of)
+        return self._least(lambda m: m.delta_one_way(noise_multiplier, epsilon, direction))
 
     def delta_for_target(
         self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
     ) -> Evaluation:
-        return min(
-            (m.delta_for_target(noise_multiplier, epsilon, target_delta, direction) for m in self._members),
-            key=_value_of,
-        )
+        return self._least(lambda m: m.delta_for_target(noise_multiplier, epsilon, target_delta, direction))
 
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
-        return min((m.epsilon_one_way(noise_multiplier, delta, direction) for m in self._members), key=_value_of)
+        return self._least(lambda m: m.epsilon_one_way(noise_multiplier, delta, direction))
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         rows = [m.deltas_one_way(noise_multiplier, epsilons, direction) for m in self._members]
@@ -126,8 +126,11 @@ class Portfolio(PreparedAccountant):
         return reasons[-1] if reasons and all(reasons) else None
 
 
-def _value_of(evaluation: Evaluation) -> float:
-    return evaluation.value
+def labelled(evaluation: Evaluation, member: PreparedAccountant, whole: PreparedAccountant) -> Evaluation:
+    """The evaluation, saying which accountant it is from where that is not the one that was asked."""
+    if member.name == whole.name or "accountant" in evaluation.details:
+        return evaluation
+    return Evaluation(evaluation.value, {"accountant": member.name, **evaluation.details})
 
 
 class Accountant(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
@@ -11,18 +12,54 @@ _EPS = 2.0**-52
 _PER_UNIT = 128
 
 
+class Terms(NamedTuple):
+    """What the tail bounds of a block of steps need, without σ.
+
+    Step r has means up to bases[r] in its lowest tie group and one entry e = starts[r], ..., starts[r+1]−1 per
+    component i above it, by ascending mean: tops[e] that mean, same[e] (c) and other[e] (m) the numbers of lower
+    components with the same and with another prefix. For variational distribution t and component k of the reference
+    distribution (one, the origin, for "add"; all b for "remove")
+
+        shifts[e, t, k] ≤ (⟨ρ_k, E μ_j − μ_i⟩ + (|μ_i|² − E|μ_j|²)/2) / scale,
+        spreads[e, t, ·] ≥ |μ_i − E μ_j| / √scale,      divergences[e, t, ·] ≥ KL(ψ ‖ uniform),
+
+    expectations under ψ on the m others. Single precision, rounded to the safe side.
+    """
+
+    starts: np.ndarray
+    bases: np.ndarray
+    tops: np.ndarray
+    same: np.ndarray
+    other: np.ndarray
+    shifts: np.ndarray
+    spreads: np.ndarray
+    divergences: np.ndarray
+
+
+class _Batch(NamedTuple):
+    """Softmax distributions waiting for one product with the Gram matrix; centre −1 serves all of R's components."""
+
+    psi: np.ndarray
+    image: np.ndarray
+    kls: np.ndarray
+    entries: np.ndarray
+    columns: np.ndarray
+    owns: np.ndarray
+    centres: np.ndarray
+
+
 @njit(cache=True)
-def _down(value: float) -> np.float32:
+def _down(value: float) -> float:
     """The largest single-precision number that is not above `value`."""
     single = np.float32(value)
     if single > value:
-        return np.float32(np.nextafter(single, np.float32(-np.inf)))
-    return single
+        single = np.nextafter(single, np.float32(-np.inf))
+    return float(single)
 
 
 @njit(cache=True)
-def _up(value: float) -> np.float32:
-    return -_down(-value)
+def _up(value: float) -> float:
+    return -float(_down(-value))
 
 
 @njit(cache=True)
@@ -72,30 +109,30 @@ def _softmax(distances: np.ndarray, lower: np.ndarray, count: int, temperature: 
 
 @njit(cache=True)
 def _store_uniform(
-    e: int, own: int, count: int, equal: float, gram: np.ndarray, column: np.ndarray, trace: float, square: float,
-    safety: float, scale: float, remove: bool, shifts: np.ndarray, spreads: np.ndarray, divergences: np.ndarray,
+    e: int, own: int, sums: tuple, gram: np.ndarray, safety: float, scale: float, remove: bool, terms: Terms
 ) -> None:
     """Terms of the uniform ψ from prefix sums over the lower components.
 
     Components with the same prefix have the same Gram rows, so leaving them out is one subtraction.
     """
-    norm = gram[own, own]
+    column, trace, square = sums
+    norm, equal, count = gram[own, own], float(terms.same[e]), terms.other[e]
     half = 0.5 * (norm - (trace - equal * norm) / count)
     half_size = 0.5 * (norm + (trace + equal * norm) / count)
-    for k in range(shifts.shape[2]):
+    for k in range(terms.shifts.shape[2]):
         value, size = half, half_size
         if remove:
             cross = gram[own, k]
             value += (column[k] - equal * cross) / count - cross
             size += (column[k] + equal * cross) / count + cross
-        shifts[e, 0, k] = _down((value - safety * size) / scale)
+        terms.shifts[e, 0, k] = _down((value - safety * size) / scale)
     near = column[own]
     spread = norm - 2.0 * (near - equal * norm) / count
     spread += (square - 2.0 * equal * near + equal * equal * norm) / count**2
     size = norm + 2.0 * (near + equal * norm) / count
     size += (square + 2.0 * equal * near + equal * equal * norm) / count**2
-    spreads[e, 0, :] = _up(math.sqrt((max(spread, 0.0) + safety * size) / scale))
-    divergences[e, 0, :] = 0.0
+    terms.spreads[e, 0, :] = _up(math.sqrt((max(spread, 0.0) + safety * size) / scale))
+    terms.divergences[e, 0, :] = 0.0
 
 
 @njit(cache=True)
@@ -115,15 +152,14 @@ def _product(psi: np.ndarray, gram: np.ndarray, filled: int, image: np.ndarray) 
 
 @njit(cache=True)
 def _store_softmax(
-    entries: np.ndarray, columns: np.ndarray, owns: np.ndarray, centres: np.ndarray, filled: int, psi: np.ndarray,
-    image: np.ndarray, kls: np.ndarray, gram: np.ndarray, safety: float, scale: float, remove: bool,
-    shifts: np.ndarray, spreads: np.ndarray, divergences: np.ndarray,
+    batch: _Batch, filled: int, gram: np.ndarray, safety: float, scale: float, remove: bool, terms: Terms
 ) -> None:
-    """Terms of `filled` softmax distributions; centre −1 serves all of R's components, centre k only that one."""
+    """Terms of the first `filled` softmax distributions of the batch."""
+    psi, image = batch.psi, batch.image
     _product(psi, gram, filled, image)
     b = gram.shape[0]
     for p in range(filled):
-        e, t, own, centre = entries[p], columns[p], owns[p], centres[p]
+        e, t, own, centre = batch.entries[p], batch.columns[p], batch.owns[p], batch.centres[p]
         norm = gram[own, own]
         mean_norm = 0.0
         quadratic = 0.0
@@ -133,48 +169,52 @@ def _store_softmax(
         half, half_size = 0.5 * (norm - mean_norm), 0.5 * (norm + mean_norm)
         spread = norm - 2.0 * image[p, own] + quadratic
         size = norm + 2.0 * image[p, own] + quadratic
-        width = _up(math.sqrt((max(spread, 0.0) + safety * size) / scale))
-        first = max(centre, 0)
-        last = shifts.shape[2] if centre < 0 else centre + 1
-        for k in range(first, last):
+        slot = max(centre, 0)  # one slot for all components, or the centre's own
+        terms.spreads[e, t, slot] = _up(math.sqrt((max(spread, 0.0) + safety * size) / scale))
+        terms.divergences[e, t, slot] = _up(batch.kls[p])
+        last = terms.shifts.shape[2] if centre < 0 else centre + 1
+        for k in range(slot, last):
             value, size = half, half_size
             if remove:
                 value += image[p, k] - gram[own, k]
                 size += image[p, k] + gram[own, k]
-            shifts[e, t, k] = _down((value - safety * size) / scale)
-        spreads[e, t, first : max(first + 1, min(last, spreads.shape[2]))] = width
-        divergences[e, t, first : max(first + 1, min(last, spreads.shape[2]))] = _up(kls[p])
+            terms.shifts[e, t, k] = _down((value - safety * size) / scale)
 
 
 @njit(cache=True)
 def prefix_terms(
-    rows: np.ndarray, done: int, gram: np.ndarray, labels: np.ndarray, scale: float, uniform: bool,
-    temperatures: np.ndarray, by_component: bool, remove: bool, starts: np.ndarray, bases: np.ndarray,
-    shifts: np.ndarray, spreads: np.ndarray, divergences: np.ndarray, same: np.ndarray, other: np.ndarray,
-    tops: np.ndarray,
+    rows: np.ndarray,
+    done: int,
+    gram: np.ndarray,
+    labels: np.ndarray,
+    scale: float,
+    uniform: bool,
+    temperatures: np.ndarray,
+    by_component: bool,
+    remove: bool,
+    terms: Terms,
 ) -> None:
-    """What the tail bounds of a block of steps need, without σ; `gram` and `labels` are carried from block to block.
+    """Fill `terms` for a block of rows of means; `gram` and `labels` are carried from block to block.
 
-    Step r of the block has one entry e = starts[r], ... per component i with mean above bases[r], by ascending mean:
-    `tops[e]` that mean, `same[e]` (c) and `other[e]` (m) the numbers of lower components with the same and with
-    another prefix. For variational distribution t and component k of the reference distribution (one, the origin, for
-    "add"; all b for "remove")
-
-        shifts[e, t, k] ≤ (⟨ρ_k, E μ_j − μ_i⟩ + (|μ_i|² − E|μ_j|²)/2) / scale,
-        spreads[e, t, ·] ≥ |μ_i − E μ_j| / √scale,      divergences[e, t, ·] ≥ KL(ψ ‖ uniform),
-
-    expectations under ψ on the m others. Prefix Gram entries are sums of non-negative products, relative error at
-    most (done + r)·2⁻⁵³; differences are moved to the safe side by that error times the sum of the terms' sizes.
+    `labels` names the classes of components whose prefixes are equal. Prefix Gram entries are sums of non-negative
+    products, relative error at most (done + r)·2⁻⁵³; differences are moved to the safe side by that error, and what
+    the sums over components add, times the sum of the terms' sizes.
     """
     b = rows.shape[1]
     finite = len(temperatures)
-    family = finite + (1 if uniform else 0)
+    first_finite = 1 if uniform else 0
     # Softmax distributions are gathered so that one matrix product serves many; option 2 has b per entry.
     centres_per_entry = b if by_component and remove else 1
     room = max(finite, min(finite * b, 2**22 // b))
-    psi, image, kls = np.zeros((room, b)), np.empty((room, b)), np.empty(room)
-    entries, columns = np.empty(room, np.int64), np.empty(room, np.int64)
-    owns, centres = np.empty(room, np.int64), np.empty(room, np.int64)
+    batch = _Batch(
+        np.zeros((room, b)),
+        np.empty((room, b)),
+        np.empty(room),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+    )
     lower, distances = np.empty(b, np.int64), np.empty(b)
     for r in range(rows.shape[0]):
         row = rows[r]
@@ -183,41 +223,35 @@ def prefix_terms(
         column = np.zeros(b)  # Σ_{j lower} G[j, :]
         trace = 0.0  # Σ_{j lower} G[j, j]
         square = 0.0  # Σ_{j, l lower} G[j, l]
-        e = starts[r]
+        e = terms.starts[r]
         filled = 0
         for i in range(b):
             own = order[i]
-            if row[own] > bases[r]:
+            if row[own] > terms.bases[r]:
                 count = 0
                 for q in range(i):
                     if labels[order[q]] != labels[own]:
                         lower[count] = order[q]
                         count += 1
-                tops[e], same[e], other[e] = row[own], i - count, count
+                terms.tops[e], terms.same[e], terms.other[e] = row[own], i - count, count
                 if count > 0 and uniform:
-                    _store_uniform(
-                        e, own, count, float(i - count), gram, column, trace, square, safety, scale, remove, shifts,
-                        spreads, divergences,
-                    )
+                    _store_uniform(e, own, (column, trace, square), gram, safety, scale, remove, terms)
                 if count > 0 and finite > 0:
                     for c in range(centres_per_entry):
                         if filled + finite > room:
-                            _store_softmax(
-                                entries, columns, owns, centres, filled, psi, image, kls, gram, safety, scale, remove,
-                                shifts, spreads, divergences,
-                            )
+                            _store_softmax(batch, filled, gram, safety, scale, remove, terms)
                             filled = 0
-                        centre = own if not by_component else c
+                        centre = c if by_component else own
                         for q in range(count):
                             j = lower[q]
-                            if by_component and not remove:
-                                distances[j] = gram[j, j]
-                            else:
-                                distances[j] = gram[centre, centre] + gram[j, j] - 2.0 * gram[centre, j]
+                            distances[j] = gram[j, j]
+                            if remove or not by_component:
+                                distances[j] += gram[centre, centre] - 2.0 * gram[centre, j]
                         for t in range(finite):
-                            kls[filled] = _softmax(distances, lower, count, temperatures[t], psi[filled])
-                            entries[filled], columns[filled], owns[filled] = e, t + family - finite, own
-                            centres[filled] = c if centres_per_entry > 1 else -1
+                            batch.kls[filled] = _softmax(distances, lower, count, temperatures[t], batch.psi[filled])
+                            batch.entries[filled], batch.columns[filled] = e, first_finite + t
+                            batch.owns[filled] = own
+                            batch.centres[filled] = c if centres_per_entry > 1 else -1
                             filled += 1
                 e += 1
             if i + 1 < b:
@@ -226,10 +260,7 @@ def prefix_terms(
                 for k in range(b):
                     column[k] += gram[own, k]
         if filled:
-            _store_softmax(
-                entries, columns, owns, centres, filled, psi, image, kls, gram, safety, scale, remove, shifts, spreads,
-                divergences,
-            )
+            _store_softmax(batch, filled, gram, safety, scale, remove, terms)
         for i in range(b):
             if row[i] != 0.0:
                 for k in range(b):
@@ -239,8 +270,13 @@ def prefix_terms(
 
 @njit(cache=True, parallel=True)
 def mixture_thresholds(
-    shifts: np.ndarray, spreads: np.ndarray, divergences: np.ndarray, other: np.ndarray, precision: float,
-    levels: np.ndarray, z_single: np.ndarray, z_joint: np.ndarray, table: np.ndarray, out: np.ndarray,
+    terms: Terms,
+    precision: float,
+    levels: np.ndarray,
+    z_single: np.ndarray,
+    z_joint: np.ndarray,
+    table: np.ndarray,
+    out: np.ndarray,
 ) -> None:
     """out[e] = τ with mean_k min_t Φ((τ − ν_tk)/ξ_t) ≤ levels[e], the largest to about 1e-7 relative.
 
@@ -248,6 +284,7 @@ def mixture_thresholds(
     +∞: below the least quantile at `level` every term is within it, above the least at b·level one term alone is not.
     `table[i]` = Φ(−i/128) down to where it vanishes; Φ is convex there, so interpolation errs upwards.
     """
+    shifts, spreads, divergences, other = terms.shifts, terms.spreads, terms.divergences, terms.other
     family, references = shifts.shape[1], shifts.shape[2]
     per_component = spreads.shape[2] > 1
     root = math.sqrt(precision)
@@ -318,52 +355,51 @@ def mixture_thresholds(
 
 
 @njit(cache=True)
-def single_thresholds(
-    shifts: np.ndarray, spreads: np.ndarray, divergences: np.ndarray, other: np.ndarray, precision: float,
-    z_single: np.ndarray, out: np.ndarray,
-) -> None:
+def single_thresholds(terms: Terms, precision: float, z_single: np.ndarray, out: np.ndarray) -> None:
     """The same with one reference component: max_t ν_t + ξ_t Φ⁻¹(level)."""
     root = math.sqrt(precision)
-    for e in range(shifts.shape[0]):
+    for e in range(terms.shifts.shape[0]):
         best, reach = -math.inf, 0.0
-        if other[e] > 0:
-            for t in range(shifts.shape[1]):
-                nu = precision * shifts[e, t, 0] - divergences[e, t, 0]
-                best = max(best, nu + root * spreads[e, t, 0] * z_single[e])
+        if terms.other[e] > 0:
+            for t in range(terms.shifts.shape[1]):
+                nu = precision * terms.shifts[e, t, 0] - terms.divergences[e, t, 0]
+                best = max(best, nu + root * terms.spreads[e, t, 0] * z_single[e])
                 reach = max(reach, abs(nu))
-        out[e] = best - 1e-12 * (1.0 + abs(best) + reach) if other[e] > 0 else 0.0
+        out[e] = best - 1e-12 * (1.0 + abs(best) + reach) if terms.other[e] > 0 else 0.0
 
 
 @njit(cache=True)
 def mixture_weights(
-    thresholds: np.ndarray, same: np.ndarray, other: np.ndarray, tops: np.ndarray, bases: np.ndarray,
-    starts: np.ndarray, means: np.ndarray, weights: np.ndarray, ends: np.ndarray,
+    thresholds: np.ndarray, terms: Terms, grain: float, means: np.ndarray, weights: np.ndarray, ends: np.ndarray
 ) -> None:
     """The dominating mixture of each step, ascending distinct means; step r ends before index ends[r].
 
-    The reverse hazard of entry e is at most 1/(1 + c + m e^τ); the weights follow from the top down.
+    The reverse hazard of entry e is at most 1/(1 + c + m e^τ); the weights follow from the top down. With grain > 0
+    hazards are raised to a power of e^(−grain), so that steps which hardly differ become equal.
     """
     at = 0
-    for r in range(len(bases)):
+    for r in range(len(terms.bases)):
         first = at
         remaining = 1.0
         # Written from the top down, then turned round.
-        for e in range(starts[r + 1] - 1, starts[r] - 1, -1):
-            rest = 1.0 + same[e]
-            if other[e] > 0:
-                rest += other[e] * math.exp(min(thresholds[e], 700.0))
+        for e in range(terms.starts[r + 1] - 1, terms.starts[r] - 1, -1):
+            rest = 1.0 + terms.same[e]
+            if terms.other[e] > 0:
+                rest += terms.other[e] * math.exp(min(thresholds[e], 700.0))
             hazard = min((1.0 + 1e-12) / rest, 1.0)  # more than all rounding below
+            if grain > 0.0:
+                hazard = math.exp(-grain * math.floor(-math.log(hazard) / grain))
             weight = remaining * hazard
             remaining *= 1.0 - hazard
             if weight > 0.0:
-                if at > first and means[at - 1] == tops[e]:
+                if at > first and means[at - 1] == terms.tops[e]:
                     weights[at - 1] += weight
                 else:
-                    means[at] = tops[e]
+                    means[at] = terms.tops[e]
                     weights[at] = weight
                     at += 1
         if remaining > 0.0:
-            means[at] = bases[r]
+            means[at] = terms.bases[r]
             weights[at] = remaining
             at += 1
         means[first:at] = means[first:at][::-1].copy()

@@ -8,6 +8,7 @@ x-axis and a cell between two nodes one interval.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
@@ -15,6 +16,30 @@ from numba import njit, prange
 _SQRT2 = math.sqrt(2.0)
 _INV_SQRT_PI = 1.0 / math.sqrt(math.pi)
 _ROUND = 2.0**-50
+
+
+class Lattice(NamedTuple):
+    """Where a step's mass may go: multiples of `interval`.
+
+    Every point near the bulk of the loss; further out neighbours may be `growth` times their distance from the bulk
+    apart, though no more than `widest`: that costs a constant share of the second moment. The highest loss leaves at
+    most `tail` = Φ(−z_tail) above it, the lowest is that of a point z_low standard deviations out.
+    """
+
+    interval: float
+    growth: float
+    widest: float
+    tail: float
+    z_tail: float
+    z_low: float
+
+
+class RowSums(NamedTuple):
+    """Per step: logs of the pmf's sums of mass·e^(order·loss), 2-norm of its row, mass of infinite loss."""
+
+    logs: np.ndarray
+    norms: np.ndarray
+    infinities: np.ndarray
 
 
 @njit(cache=True)
@@ -37,8 +62,9 @@ def _scaled_tail(z: float, shift: float) -> float:
 
 
 @njit(cache=True)
-def _boundary(x: float, means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, shift: float,
-              tails: np.ndarray) -> None:
+def _boundary(
+    x: float, means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, shift: float, tails: np.ndarray
+) -> None:
     """tails[j] = w_j·exp(shift)·Φ̄(|x − m_j|): whichever tail of each component is the smaller one."""
     if abs(shift) < 600.0 and x - means[-1] > -37.0 and x - means[0] < 37.0:
         scale = math.exp(shift) if shift != 0.0 else 1.0
@@ -121,26 +147,22 @@ def _mixture_quantile(tail: float, z_tail: float, means: np.ndarray, weights: np
             high = middle
         else:
             low = middle
-    return high
+    return float(high)
 
 
 @njit(cache=True)
 def loss_nodes(
-    means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, add: bool, interval: float,
-    growth: float, widest: float, tail: float, z_tail: float, z_low: float,
+    means: np.ndarray, weights: np.ndarray, log_weights: np.ndarray, add: bool, lattice: Lattice
 ) -> np.ndarray:
-    """Lattice indices to put mass on, ascending.
-
-    Every point of the lattice near the bulk of the loss; further out neighbours may be `growth` times their distance
-    from the bulk apart, though no more than `widest`: that costs a constant share of the second moment.
-    """
+    """Lattice indices to put mass on, ascending."""
+    interval, z_low, z_tail = lattice.interval, lattice.z_low, lattice.z_tail
     if add:
         bottom = -loss_and_slope(z_low, means, log_weights)[0]
         top = -loss_and_slope(-z_tail, means, log_weights)[0]
         centre = -loss_and_slope(0.0, means, log_weights)[0]
     else:
         bottom = loss_and_slope(means[0] - z_low, means, log_weights)[0]
-        top = loss_and_slope(_mixture_quantile(tail, z_tail, means, weights), means, log_weights)[0]
+        top = loss_and_slope(_mixture_quantile(lattice.tail, z_tail, means, weights), means, log_weights)[0]
         mean = 0.0
         for j in range(len(means)):
             mean += weights[j] * means[j]
@@ -149,17 +171,17 @@ def loss_nodes(
     if last == first:
         last += 1
     middle = min(max(round(centre / interval), first), last)
-    wide = widest / interval
+    wide = lattice.widest / interval
     nodes = [middle]
     node = middle
     while node < last:
-        node += max(1, int(min(growth * (node - middle), wide)))
+        node += max(1, int(min(lattice.growth * (node - middle), wide)))
         node = min(node, last)
         nodes.append(node)
     above = len(nodes)
     node = middle
     while node > first:
-        node -= max(1, int(min(growth * (middle - node), wide)))
+        node -= max(1, int(min(lattice.growth * (middle - node), wide)))
         node = max(node, first)
         nodes.append(node)
     out = np.empty(len(nodes), np.int64)
@@ -218,9 +240,7 @@ def connect_the_dots(
                 whole = 0.0
                 if left < means[j] < right:
                     whole = math.exp(above + log_weights[j])
-                total += _between(
-                    left - means[j], right - means[j], mixture_next[j] * fall, mixture[j], whole
-                )
+                total += _between(left - means[j], right - means[j], mixture_next[j] * fall, mixture[j], whole)
             upper, lower = _between(left, right, single_next, single, 1.0), total
             reach = max(-right, 0.0) + means[-1]
         else:
@@ -251,16 +271,23 @@ def connect_the_dots(
 
 @njit(cache=True, parallel=True)
 def fill_rows(
-    rows: np.ndarray, first: int, starts: np.ndarray, means: np.ndarray, weights: np.ndarray, sigma: float,
-    add: bool, interval: float, growth: float, widest: float, tail: float, z_tail: float, z_low: float,
-    tilt: float, orders: np.ndarray, log_sums: np.ndarray, norms: np.ndarray, infinities: np.ndarray,
+    rows: np.ndarray,
+    first: int,
+    starts: np.ndarray,
+    means: np.ndarray,
+    weights: np.ndarray,
+    sigma: float,
+    add: bool,
+    lattice: Lattice,
+    orders: np.ndarray,
+    sums: RowSums,
 ) -> None:
-    """The pmfs of steps first, first + 1, ..., tilted by e^(tilt·loss), one per row, at index (node mod row length).
+    """The pmfs of steps first, first + 1, ..., tilted by e^(orders[0]·loss), one per row, at (node mod row length).
 
-    Each row is scaled to sum one. `log_sums[n, 0]` is the log of the scale and `log_sums[n, 1 + k]` the log of the
-    moment generating function at `orders[k]`; `norms` are the rows' 2-norms.
+    Each row is scaled to sum one; `sums.logs[n, k]` is the log of the pmf's moment generating function at `orders[k]`.
     """
     length = rows.shape[1]
+    logs, norms, infinities = sums.logs, sums.norms, sums.infinities  # writes through a tuple get lost in prange
     for r in prange(rows.shape[0]):
         n = first + r
         row = rows[r]
@@ -268,26 +295,22 @@ def fill_rows(
         step_means = means[starts[n] : starts[n + 1]] / sigma
         step_weights = weights[starts[n] : starts[n + 1]].copy()
         log_weights = np.log(step_weights)
-        nodes = loss_nodes(
-            step_means, step_weights, log_weights, add, interval, growth, widest, tail, z_tail, z_low
-        )
-        masses, infinities[n] = connect_the_dots(
-            nodes, interval, step_means, step_weights, log_weights, add
-        )
+        nodes = loss_nodes(step_means, step_weights, log_weights, add, lattice)
+        interval = lattice.interval
+        masses, infinities[n] = connect_the_dots(nodes, interval, step_means, step_weights, log_weights, add)
         log_masses = np.empty(len(nodes))
         for k in range(len(nodes)):
             log_masses[k] = math.log(masses[k]) if masses[k] > 0.0 else -math.inf
-        for o in range(len(orders) + 1):
-            order = tilt if o == 0 else orders[o - 1]
+        for o in range(len(orders)):
             top = -math.inf
             for k in range(len(nodes)):
-                top = max(top, log_masses[k] + order * interval * nodes[k])
+                top = max(top, log_masses[k] + orders[o] * interval * nodes[k])
             total = 0.0
             for k in range(len(nodes)):
-                total += math.exp(log_masses[k] + order * interval * nodes[k] - top)
-            log_sums[n, o] = top + math.log(total)
+                total += math.exp(log_masses[k] + orders[o] * interval * nodes[k] - top)
+            logs[n, o] = top + math.log(total)
         for k in range(len(nodes)):
-            row[nodes[k] % length] += math.exp(log_masses[k] + tilt * interval * nodes[k] - log_sums[n, 0])
+            row[nodes[k] % length] += math.exp(log_masses[k] + orders[0] * interval * nodes[k] - logs[n, 0])
         square = 0.0
         for k in range(len(nodes)):
             square += row[nodes[k] % length] ** 2

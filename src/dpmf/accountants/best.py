@@ -1,0 +1,57 @@
+"""The smallest bound over dpmf's own deterministic accountants. Monte Carlo is never among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dpmf.accountants.base import Accountant, Portfolio, PreparedAccountant
+from dpmf.accountants.conditional import Conditional
+from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
+from dpmf.accountants.renyi import Renyi
+from dpmf.mechanism import Mechanism
+
+# N·b² up to which the tail bounds of conditional composition take seconds: with all temperatures, with AM-GM only.
+_FULL_FAMILY = 3e7
+_AM_GM = 3e8
+
+
+@dataclass(frozen=True)
+class Best(Accountant):
+    """The smallest of several bounds; the result's details say whose it is.
+
+    Attributes:
+      renyi: the options of its Rényi accountant.
+      accountants: exactly these accountants, instead of those that suit the mechanism.
+    """
+
+    name: ClassVar[str] = "best"
+    summary: ClassVar[str] = "the smallest bound of the deterministic accountants that suit the mechanism"
+
+    renyi: Renyi = field(default_factory=Renyi)
+    accountants: tuple[Accountant, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for accountant in self.accountants or ():
+            if not isinstance(accountant, Accountant):
+                raise ValueError(f"accountants must be accountants, got {accountant!r}")
+
+    def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
+        """**Formal guarantees.** Every member bounds the same δ(ε) of the same direction; so does the smallest. Members
+        are chosen by the mechanism alone, and one that samples is refused."""
+        chosen = self.accountants if self.accountants is not None else self._suited(mechanism)
+        members = [accountant.prepare(mechanism) for accountant in chosen]
+        for member in members:
+            if member.kind != "bound":
+                raise ValueError(f"accountants must be deterministic, {member.name} is not")
+        return Portfolio(self.name, mechanism, members)
+
+    def _suited(self, mechanism: Mechanism) -> tuple[Accountant, ...]:
+        if uncorrelated_diagonal(mechanism) is not None:
+            return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
+        work = mechanism.allocation.iterations * mechanism.allocation.batches_per_epoch**2
+        if work <= _FULL_FAMILY:
+            return (self.renyi, Conditional())
+        if work <= _AM_GM:
+            return (self.renyi, Conditional(family="am-gm"))
+        return (self.renyi,)

@@ -1,0 +1,104 @@
+"""`best`: never worse than its members, says whose bound it gives, never samples. And how estimates are told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dpmf
+from dpmf.accountants import ACCOUNTANTS, Best, Conditional, Lattice, MonteCarlo, Renyi, suitable
+
+CORRELATED = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(2, 12))
+INDEPENDENT = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(2, 12))
+
+
+@pytest.mark.parametrize("direction", ["remove", "add", "both"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 5.0])
+def test_no_member_beats_it(epsilon: float, direction: str) -> None:
+    options = {"noise_multiplier": 3.0, "epsilon": epsilon, "direction": direction}
+    best = dpmf.delta(CORRELATED, accountant="best", **options)
+    members = [dpmf.delta(CORRELATED, accountant=name, **options).delta for name in ("renyi", "conditional")]
+    assert best.delta <= min(members) * (1 + 1e-12)
+    assert all(how["accountant"] in ACCOUNTANTS for how in best.details.values())
+
+
+def test_calibration_is_the_smallest_of_the_members() -> None:
+    target = {"target_epsilon": 1.0, "target_delta": 1e-5}
+    best = dpmf.calibrate(CORRELATED, **target)
+    assert best.accountant == "best"
+    assert best.details[best.binding]["accountant"] in ("renyi", "conditional")
+    for name in ("renyi", "conditional"):
+        assert best.noise_multiplier <= dpmf.calibrate(CORRELATED, accountant=name, **target).noise_multiplier * (
+            1 + 2e-4
+        )
+
+
+def test_the_winner_can_be_any_member() -> None:
+    """One member that is hopeless leaves the field to the other."""
+    hopeless = Renyi(max_order=2, bandwidth=1)
+    both = dpmf.delta(
+        CORRELATED, noise_multiplier=6.0, epsilon=0.2, accountant=Best(accountants=(hopeless, Conditional()))
+    )
+    assert both.details["remove"]["accountant"] == "conditional"
+
+
+def test_independent_noise_goes_to_the_lattice() -> None:
+    found = dpmf.calibrate(INDEPENDENT, target_epsilon=1.0, target_delta=1e-5)
+    assert {how["accountant"] for how in found.details.values()} == {"lattice"}
+    renyi = dpmf.calibrate(INDEPENDENT, target_epsilon=1.0, target_delta=1e-5, accountant="renyi")
+    assert found.noise_multiplier < renyi.noise_multiplier
+
+
+def test_monte_carlo_is_never_in_it() -> None:
+    with pytest.raises(ValueError, match="accountants must be deterministic"):
+        Best(accountants=(Renyi(), MonteCarlo(samples=1000))).prepare(CORRELATED)
+    assert all(m.kind == "bound" for m in Best().prepare(CORRELATED).members())
+
+
+def test_what_suits_a_mechanism() -> None:
+    names = [a.name for a in suitable(CORRELATED)]
+    assert names[-1] == "best"
+    assert {"renyi", "conditional", "monte-carlo"} <= set(names)
+    assert "lattice" not in names
+    assert "lattice" in [a.name for a in suitable(INDEPENDENT)]
+
+
+def test_estimates_are_not_bounds() -> None:
+    accountant = MonteCarlo(samples=20_000)
+    found = dpmf.calibrate(CORRELATED, target_epsilon=1.0, target_delta=1e-3, accountant=accountant)
+    assert isinstance(found, dpmf.CalibrationEstimate)
+    assert not isinstance(found, dpmf.PrivacyBound)
+    assert found.kind == "estimate"
+    assert str(found).startswith("estimate")
+    assert found.to_dict()["kind"] == "estimate"
+    epsilon = dpmf.epsilon(CORRELATED, noise_multiplier=3.0, delta=1e-3, accountant=accountant)
+    delta = dpmf.delta(CORRELATED, noise_multiplier=3.0, epsilon=1.0, accountant=accountant)
+    profile = dpmf.profile(CORRELATED, noise_multiplier=3.0, epsilons=[1.0], accountant=accountant)
+    assert isinstance(epsilon, dpmf.Estimate)
+    assert isinstance(delta, dpmf.Estimate)
+    assert profile.kind == "estimate"
+    assert dpmf.profile(CORRELATED, noise_multiplier=3.0, epsilons=[1.0]).kind == "bound"
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e6])
+@pytest.mark.parametrize("accountant", [Best(), Conditional(), Renyi()], ids=lambda a: a.name)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 1)], ids=str)
+def test_extremes(accountant: dpmf.accountants.Accountant, sigma: float, shape: tuple[int, int]) -> None:
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(*shape))
+    with np.errstate(all="raise", under="ignore"):
+        delta = dpmf.delta(mechanism, noise_multiplier=sigma, epsilon=1.0, accountant=accountant).delta
+        epsilon = dpmf.epsilon(mechanism, noise_multiplier=sigma, delta=1e-5, accountant=accountant).epsilon
+    assert 0 <= delta <= 1
+    assert epsilon >= 0
+    assert (delta > 0.5) == (sigma < 1)
+
+
+def test_options_reach_the_renyi_part() -> None:
+    assert dpmf.accountants.with_renyi_options(Best(), 25, None) == Best(renyi=Renyi(max_order=25))
+    with pytest.raises(ValueError, match="max_order applies to"):
+        dpmf.accountants.with_renyi_options(Lattice(), 25, None)
+
+
+def test_bad_members() -> None:
+    with pytest.raises(ValueError, match="accountants must be"):
+        Best(accountants=("renyi",))  # type: ignore[arg-type]
