@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from dpmf import validation
 from dpmf.accountants import resolve
-from dpmf.accountants.base import RELATIONS, Accountant, Direction, Evaluation, directions_of, labelled
+from dpmf.accountants.base import (
+    RELATIONS,
+    Accountant,
+    Direction,
+    Evaluation,
+    PreparedAccountant,
+    directions_of,
+    labelled,
+)
 from dpmf.calibration import calibrate_one_way
 from dpmf.errors import CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
 
 DEFAULT_ACCOUNTANT = "best"
+
+# A name, an accountant with options, or one prepared for this mechanism already (to share its work between calls).
+AnyAccountant: TypeAlias = str | Accountant | PreparedAccountant
 
 
 def _checked(mechanism: Mechanism, direction: str) -> tuple[Direction, ...]:
@@ -24,10 +36,18 @@ def _checked(mechanism: Mechanism, direction: str) -> tuple[Direction, ...]:
     return directions_of(validation.choice("direction", direction, RELATIONS))
 
 
+def _prepared(accountant: AnyAccountant, mechanism: Mechanism) -> PreparedAccountant:
+    if not isinstance(accountant, PreparedAccountant):
+        return resolve(accountant).prepare(mechanism)
+    if accountant.mechanism is not mechanism:
+        raise ValueError(f"accountant must be prepared for this mechanism, got one for {accountant.mechanism.name}")
+    return accountant
+
+
 def _checked_noise(mechanism: Mechanism, noise_multiplier: float) -> float:
     """σ > 0, and within what double arithmetic can square and divide by."""
     sigma = validation.positive("noise_multiplier", noise_multiplier)
-    scale = math.sqrt(float(np.max(np.diagonal(mechanism.gram))))
+    scale = mechanism.sensitivity
     if not 1e-70 < sigma / scale < 1e70:
         raise validation.wrong("noise_multiplier", f"between {1e-70 * scale:.3g} and {1e70 * scale:.3g}", sigma)
     return sigma
@@ -46,7 +66,7 @@ def delta(
     *,
     noise_multiplier: float,
     epsilon: float,
-    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
 ) -> PrivacyBound | Estimate:
     """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
@@ -57,7 +77,7 @@ def delta(
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    prepared = resolve(accountant).prepare(mechanism)
+    prepared = _prepared(accountant, mechanism)
     found = {one_way: prepared.delta_one_way(sigma, epsilon, one_way) for one_way in directions}
     binding = _binding(found)
     answer = (sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found))
@@ -69,7 +89,7 @@ def epsilon(
     *,
     noise_multiplier: float,
     delta: float,
-    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
@@ -80,7 +100,7 @@ def epsilon(
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
     delta = validation.probability("delta", delta)
-    prepared = resolve(accountant).prepare(mechanism)
+    prepared = _prepared(accountant, mechanism)
     found = {one_way: prepared.epsilon_one_way(sigma, delta, one_way) for one_way in directions}
     binding = _binding(found)
     answer = (sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found))
@@ -104,7 +124,7 @@ def profile(
     *,
     noise_multiplier: float,
     epsilons: Sequence[float] | np.ndarray | None = None,
-    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
 ) -> PrivacyProfile:
     """Upper bounds on δ(ε) over a grid of ε (by default 41 points from 0 to the ε at which δ ≤ 10⁻⁸).
@@ -113,7 +133,7 @@ def profile(
     """
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
-    prepared = resolve(accountant).prepare(mechanism)
+    prepared = _prepared(accountant, mechanism)
     if epsilons is None:
         top = max(prepared.epsilon_one_way(sigma, 1e-8, one_way).value for one_way in directions)
         grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 41)
@@ -131,7 +151,7 @@ def calibrate(
     *,
     target_epsilon: float,
     target_delta: float,
-    accountant: str | Accountant = DEFAULT_ACCOUNTANT,
+    accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     relative_tolerance: float = 1e-4,
 ) -> Calibration | CalibrationEstimate:
@@ -147,11 +167,11 @@ def calibrate(
     epsilon = validation.positive("target_epsilon", target_epsilon)
     delta = validation.probability("target_delta", target_delta)
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
-    prepared = resolve(accountant).prepare(mechanism)
+    prepared = _prepared(accountant, mechanism)
     members = prepared.members()
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
-    start = math.sqrt(float(np.max(np.diagonal(mechanism.gram))))
+    start = mechanism.sensitivity
     binding = directions[0]
     for one_way in directions:
         if sigma:

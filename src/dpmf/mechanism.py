@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from dpmf import validation
-from dpmf.allocation import BallsInBins, gram_matrix, mean_rows
-from dpmf.strategies.base import Array, Strategy
+from dpmf.allocation import BallsInBins, folded_column, gram_matrix, mean_rows
+from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,26 @@ class Mechanism:
     def gram(self) -> Array:
         """The Gram matrix of the mixture means (read-only)."""
         gram = gram_matrix(self.strategy, self.allocation)
-        largest = float(gram.max())
-        # Outside this range squares overflow, or lose digits to underflow, which could hide some of the sensitivity.
+        self._ordinary(float(gram.max()))
+        gram.setflags(write=False)
+        return gram
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
+        if isinstance(self.strategy, ToeplitzStrategy):  # the first mean is the longest; no b × b matrix is needed
+            return self._ordinary(float(np.sum(folded_column(self.strategy, self.allocation) ** 2))) ** 0.5
+        return float(np.max(np.diagonal(self.gram))) ** 0.5
+
+    def _ordinary(self, largest: float) -> float:
+        """The largest entry of G, where it is neither so large nor so small that squares leave the range of double."""
+        # Underflow could hide some of the sensitivity.
         if not 1e-150 < largest < 1e150:
             size = "large" if largest > 1 else "small"
             raise ValueError(
                 f"strategy must have entries of ordinary size, those of {self.strategy.name} are too {size}"
             )
-        gram.setflags(write=False)
-        return gram
+        return largest
 
     def mean_rows(self) -> Iterator[tuple[int, Array]]:
         """The mixture means by iteration, in blocks of rows."""

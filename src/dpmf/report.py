@@ -94,7 +94,8 @@ def compare(
     delta = validation.probability("delta", delta)
     cells: list[Cell] = []
     complete = True
-    todo = [(accountant, epsilon) for accountant in accountants for epsilon in grid]
+    # Prepared once: what does not depend on σ is shared by all ε.
+    todo = [(prepared, epsilon) for prepared in [a.prepare(mechanism) for a in accountants] for epsilon in grid]
     from rich.console import Console
     from rich.progress import track
 
