@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants import resolve
+from dpmf.accountants import lower, resolve
 from dpmf.accountants.base import (
     RELATIONS,
     Accountant,
@@ -68,8 +68,9 @@ def delta(
     epsilon: float,
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
+    with_lower: bool = False,
 ) -> PrivacyBound | Estimate:
-    """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
+    """An upper bound on δ(ε) of the mechanism run with a noise multiplier; `with_lower` certifies a lower one too.
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
@@ -80,7 +81,8 @@ def delta(
     prepared = _prepared(accountant, mechanism)
     found = {one_way: prepared.delta_one_way(sigma, epsilon, one_way) for one_way in directions}
     binding = _binding(found)
-    answer = (sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found))
+    below = lower.lower_delta(mechanism, sigma, epsilon, direction) if with_lower else None
+    answer = (sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found), below)
     return PrivacyBound(*answer) if prepared.kind == "bound" else Estimate(*answer, kind=prepared.kind)
 
 
@@ -91,8 +93,11 @@ def epsilon(
     delta: float,
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
+    with_lower: bool = False,
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
+
+    `with_lower` adds the largest ε that is certainly not reached.
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
@@ -103,7 +108,8 @@ def epsilon(
     prepared = _prepared(accountant, mechanism)
     found = {one_way: prepared.epsilon_one_way(sigma, delta, one_way) for one_way in directions}
     binding = _binding(found)
-    answer = (sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found))
+    below = lower.lower_epsilon(mechanism, sigma, delta, direction) if with_lower else None
+    answer = (sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found), below)
     return PrivacyBound(*answer) if prepared.kind == "bound" else Estimate(*answer, kind=prepared.kind)
 
 
@@ -154,8 +160,11 @@ def calibrate(
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     relative_tolerance: float = 1e-4,
+    with_lower: bool = False,
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
+
+    `with_lower` adds the noise multiplier below which no accountant could certify the target.
 
     Raises:
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.
@@ -189,7 +198,8 @@ def calibrate(
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {prepared.name} is not monotone around noise multiplier {sigma:g}")
-    answer = (sigma, epsilon, found[worst].value, direction, binding, prepared.name, _details(found))
+    below = lower.lower_noise_multiplier(mechanism, epsilon, delta, direction) if with_lower else None
+    answer = (sigma, epsilon, found[worst].value, direction, binding, prepared.name, _details(found), below)
     if prepared.kind == "bound":
         return Calibration(*answer, target_epsilon=epsilon, target_delta=delta)
     return CalibrationEstimate(*answer, kind=prepared.kind, target_epsilon=epsilon, target_delta=delta)

@@ -75,6 +75,7 @@ AccountantName = Annotated[
 MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order tried.")]
 WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates per noise multiplier (Rényi).")]
 DirectionName = Annotated[str, typer.Option(help="Neighbouring relation: both, remove or add.")]
+Lower = Annotated[bool, typer.Option("--lower/--no-lower", help="Also what is certainly impossible.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Epsilon = Annotated[float, typer.Option(help="ε of the guarantee.")]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee.")]
@@ -160,24 +161,33 @@ def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def _print_bound(mechanism: "Mechanism", rows: list[tuple[str, str]]) -> None:
+_ASKED = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
+
+
+def _print_answer(mechanism: "Mechanism", found: "PrivacyBound | Estimate", asked: str, as_json: bool) -> None:
+    """What was asked for first, then what it promises, what is impossible, and how it came about."""
+    if as_json:
+        return _print_json({"mechanism": mechanism.name, **found.to_dict()})
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False)
-    for row in rows:
-        table.add_row(*row)
+    table.add_row(_ASKED[asked], f"{getattr(found, asked):.6g}")
+    if found.lower is not None:
+        table.add_row("certainly not below", f"{found.lower:.6g}")
+    delta = getattr(found, "target_delta", found.delta)
+    relation = "both directions" if found.direction == "both" else f"{found.direction} direction"
+    table.add_row(getattr(found, "kind", "guarantee"), f"({found.epsilon:.6g}, {delta:.6g})-DP, {relation}")
+    if asked != "noise_multiplier":
+        table.add_row("noise multiplier", f"{found.noise_multiplier:g}")
+    table.add_row("accountant", found.accountant)
+    what = f"ε({found.delta:g})" if asked == "epsilon" else f"δ({found.epsilon:g})"
+    for one_way, how in found.details.items():
+        table.add_row(f"{what}, {one_way}", _how(how))
     console = Console()
     console.print(mechanism.name, style="bold", highlight=False)
     console.print(table)
-
-
-def _promise(answer: "PrivacyBound | Estimate") -> str:
-    return getattr(answer, "kind", "guarantee")
-
-
-def _relation(direction: str) -> str:
-    return "both directions" if direction == "both" else f"{direction} direction"
+    return None
 
 
 def _how(details: dict[str, Any]) -> str:
@@ -201,6 +211,7 @@ def calibrate(
     epsilon: Epsilon,
     delta: Delta,
     direction: DirectionName = "both",
+    lower: Lower = True,
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier that is guaranteed to give (ε, δ)."""
@@ -208,19 +219,14 @@ def calibrate(
 
     with _working("calibrating"):
         found = dpmf.calibrate(
-            mechanism, target_epsilon=epsilon, target_delta=delta, accountant=accountant, direction=direction
+            mechanism,
+            target_epsilon=epsilon,
+            target_delta=delta,
+            accountant=accountant,
+            direction=direction,
+            with_lower=lower,
         )
-    if as_json:
-        return _print_json({"mechanism": mechanism.name, **found.to_dict()})
-    return _print_bound(
-        mechanism,
-        [
-            ("noise multiplier", f"{found.noise_multiplier:.6g}"),
-            (_promise(found), f"({epsilon:g}, {delta:g})-DP, {_relation(found.direction)}"),
-            ("accountant", found.accountant),
-            *((f"δ({epsilon:g}), {one_way}", _how(how)) for one_way, how in found.details.items()),
-        ],
-    )
+    _print_answer(mechanism, found, "noise_multiplier", as_json)
 
 
 @app.command()
@@ -232,6 +238,7 @@ def epsilon(
     noise_multiplier: NoiseMultiplier,
     delta: Delta,
     direction: DirectionName = "both",
+    lower: Lower = True,
     as_json: Json = False,
 ) -> None:
     """The ε guaranteed by a noise multiplier at δ."""
@@ -239,20 +246,14 @@ def epsilon(
 
     with _working():
         found = dpmf.epsilon(
-            mechanism, noise_multiplier=noise_multiplier, delta=delta, accountant=accountant, direction=direction
+            mechanism,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            accountant=accountant,
+            direction=direction,
+            with_lower=lower,
         )
-    if as_json:
-        return _print_json({"mechanism": mechanism.name, **found.to_dict()})
-    return _print_bound(
-        mechanism,
-        [
-            ("ε", f"{found.epsilon:.6g}"),
-            (_promise(found), f"({found.epsilon:.6g}, {delta:g})-DP, {_relation(found.direction)}"),
-            ("noise multiplier", f"{noise_multiplier:g}"),
-            ("accountant", found.accountant),
-            *((f"ε({delta:g}), {one_way}", _how(how)) for one_way, how in found.details.items()),
-        ],
-    )
+    _print_answer(mechanism, found, "epsilon", as_json)
 
 
 @app.command()
@@ -264,6 +265,7 @@ def delta(
     noise_multiplier: NoiseMultiplier,
     epsilon: Epsilon,
     direction: DirectionName = "both",
+    lower: Lower = True,
     as_json: Json = False,
 ) -> None:
     """The δ guaranteed by a noise multiplier at ε."""
@@ -271,20 +273,14 @@ def delta(
 
     with _working():
         found = dpmf.delta(
-            mechanism, noise_multiplier=noise_multiplier, epsilon=epsilon, accountant=accountant, direction=direction
+            mechanism,
+            noise_multiplier=noise_multiplier,
+            epsilon=epsilon,
+            accountant=accountant,
+            direction=direction,
+            with_lower=lower,
         )
-    if as_json:
-        return _print_json({"mechanism": mechanism.name, **found.to_dict()})
-    return _print_bound(
-        mechanism,
-        [
-            ("δ", f"{found.delta:.6g}"),
-            (_promise(found), f"({epsilon:g}, {found.delta:.6g})-DP, {_relation(found.direction)}"),
-            ("noise multiplier", f"{noise_multiplier:g}"),
-            ("accountant", found.accountant),
-            *((f"δ({epsilon:g}), {one_way}", _how(how)) for one_way, how in found.details.items()),
-        ],
-    )
+    _print_answer(mechanism, found, "delta", as_json)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,8 +46,8 @@ class Mechanism:
     def sensitivity(self) -> float:
         """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
         if isinstance(self.strategy, ToeplitzStrategy):  # the first mean is the longest; no b × b matrix is needed
-            return self._ordinary(float(np.sum(folded_column(self.strategy, self.allocation) ** 2))) ** 0.5
-        return float(np.max(np.diagonal(self.gram))) ** 0.5
+            return math.sqrt(self._ordinary(float(np.sum(folded_column(self.strategy, self.allocation) ** 2))))
+        return math.sqrt(float(np.max(np.diagonal(self.gram))))
 
     def _ordinary(self, largest: float) -> float:
         """The largest entry of G, where it is neither so large nor so small that squares leave the range of double."""

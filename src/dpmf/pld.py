@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import fft
@@ -24,13 +24,16 @@ from scipy.special import log_ndtr, ndtri
 
 from dpmf import validation
 from dpmf.kernels import announce_compilation
-from dpmf.kernels.pld import Lattice, RowSums, fill_rows
 from dpmf.strategies.base import Array
+
+if TYPE_CHECKING:  # numba takes half a second to import: not before it is needed
+    from dpmf.kernels.pld import Lattice, RowSums
 
 _UNIT = 2.0**-53
 _LARGEST_WINDOW = 2**21
 _ROWS_BYTES = 32 * 2**20
 _SAMPLED_STEPS = 48
+_SCALES = np.array([0.1, 0.3, 1.0, 2.0, 4.0, 6.0, 9.0])
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class LossDistribution:
         if first >= len(self.probs):
             return min(self.infinity_mass, 1.0)
         losses = self.interval * (self.lower + np.arange(first, len(self.probs)))
-        if self.log_scale - self.tilt * losses[0] > 700:
+        if self.log_scale - self.tilt * losses[0] > 300:
             return 1.0  # so far below where it was meant to be sharp that the tilt cannot be undone
         gain = np.exp(self.log_scale - self.tilt * losses) * -np.expm1(np.minimum(epsilon - losses, 0.0))
         value = float(np.sum(gain * self.probs[first:]))  # pairwise: its error hardly grows with the length
@@ -318,6 +321,8 @@ def compose(
     dominates each step, masses are rounded up, wrapped-around left tails only add mass, and right tails (per step and
     of the composition, by Chernoff's inequality on the very pmfs composed) and FFT rounding are added.
     """
+    from dpmf.kernels.pld import Lattice
+
     sigma = validation.positive("sigma", sigma)
     add = validation.choice("direction", direction, ("remove", "add")) == "add"
     epsilon = validation.real("epsilon", 0.0 if epsilon is None else epsilon)
@@ -345,12 +350,13 @@ def compose(
         log_size = max(log_size - math.log1p(max(order, 1 / deviation)), log_floor)
 
     h = math.sqrt(6 * inflation / steps) * deviation if interval is None else validation.positive("interval", interval)
-    orders = np.array([1.2, 1.5, 2.0, 3.0]) * saddle + np.array([0.5, 1.0, 2.0, 4.0]) / deviation
-    top = min((cumulants(o)[0] - log_size + 11.0) / o for o in orders) + 2 * h
+    rises = np.concatenate((np.array([1.1, 1.3, 1.7, 2.5]) * saddle, saddle + _SCALES / deviation))
+    tops = sorted(((cumulants(rise)[0] - log_size + 11.0) / rise, rise) for rise in rises if rise > 0)
+    top, orders = tops[0][0] + 2 * h, np.array([rise for _, rise in tops[:3]])
     # What falls below the window comes back at its top: pessimistic, but it should not be seen beside δ.
     log_wrap = min(log_size - min(log_scale - order * top, 0.0), 0.0) - 11.0
-    falls = [(f, cumulants(order - f)[0] - log_scale) for f in np.array([2.0, 4.0, 6.0, 9.0]) / deviation]
-    bottom = max((log_wrap - value) / fall for fall, value in falls) - 2 * h
+    falls = np.concatenate((np.array([0.25, 0.5, 1.0]) * order, _SCALES / deviation))
+    bottom = max((log_wrap + log_scale - cumulants(order - fall)[0]) / fall for fall in falls if fall > 0) - 2 * h
     if order > 0:
         bottom = min(bottom, epsilon)
     if delta is not None and bottom > 0:  # the ε wanted is somewhat below the Chernoff bound's; profiles go on to 0
@@ -396,6 +402,8 @@ def _spectrum(
     mixtures: Mixtures, sigma: float, add: bool, lattice: Lattice, orders: Array, length: int
 ) -> tuple[np.ndarray | None, Array, RowSums]:
     """The product of the transforms of all pmfs, tilted by orders[0]; no transform where there is one step only."""
+    from dpmf.kernels.pld import RowSums, fill_rows
+
     sizes = len(mixtures)
     sums = RowSums(np.empty((sizes, len(orders))), np.empty(sizes), np.empty(sizes))
     chunk = max(1, min(sizes, _ROWS_BYTES // (8 * length)))

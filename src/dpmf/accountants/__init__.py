@@ -17,13 +17,14 @@ from dpmf.accountants.base import (
 from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
 from dpmf.accountants.best import Best
 from dpmf.accountants.conditional import Conditional
+from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
-    cls.name: cls for cls in (Best, Renyi, Conditional, Lattice, MonteCarlo, RandomAllocation, PLDAccounting)
+    cls.name: cls for cls in (Best, Renyi, Conditional, Lattice, Gaussian, MonteCarlo, RandomAllocation, PLDAccounting)
 }
 
 
@@ -68,6 +69,7 @@ __all__ = [
     "Conditional",
     "Direction",
     "Evaluation",
+    "Gaussian",
     "Lattice",
     "MonteCarlo",
     "PLDAccounting",

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from dpmf.accountants.base import Accountant, Portfolio, PreparedAccountant
 from dpmf.accountants.conditional import Conditional
+from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
 from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism
@@ -51,7 +52,7 @@ class Best(Accountant):
             return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
         work = mechanism.allocation.iterations * mechanism.allocation.batches_per_epoch**2
         if work <= _FULL_FAMILY:
-            return (self.renyi, Conditional())
+            return (Gaussian(), self.renyi, Conditional())
         if work <= _AM_GM:
-            return (self.renyi, Conditional(family="am-gm"))
-        return (self.renyi,)
+            return (Gaussian(), self.renyi, Conditional(family="am-gm"))
+        return (Gaussian(), self.renyi)
