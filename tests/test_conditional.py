@@ -20,6 +20,8 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import DenseStrategyMixin
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 DIRECTIONS = ("remove", "add")
 TEMPERATURES = (0.1, 1.0, 10.0)
 FAMILIES = {

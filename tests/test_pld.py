@@ -15,6 +15,8 @@ from scipy.stats import norm
 from dpmf.kernels.pld import Lattice, connect_the_dots, invert_loss, loss_and_slope, loss_nodes
 from dpmf.pld import LossDistribution, Mixtures, compose, gaussian_delta, gaussian_epsilon, to_dp_accounting
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 EPSILONS = (0.0, 0.01, 0.0234, 0.1, 0.3, 0.5, 1.0, 1.5, 2.0)
 MIXTURES = {
     "four": ([0.0, 0.4, 0.8, 1.0], [0.7, 0.1, 0.15, 0.05]),

@@ -160,7 +160,8 @@ class _Lattice:
             return None
         width = _WINDOW[law.side] * math.sqrt(variance) + 3 * abs(mean - strike)
         # Under the tilt, a variance h²/6 more is worth h²/(6 E[a²]) of log-variance.
-        step = math.sqrt(12 * law.loss * spread / b)
+        loss = law.loss if log_value > -100 else max(law.loss, 0.02)  # nobody minds the exact value of such a δ
+        step = math.sqrt(12 * loss * spread / b)
         step = max(step, width / (2 * law.max_points), (cap - lowest) / law.max_points, 1e-13 * strike)
         strike_index = max(4, math.ceil(strike / step))
         step = strike / strike_index

@@ -23,16 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from dpmf.accountants.base import Direction
 from dpmf.kernels import announce_compilation
-from dpmf.kernels.conditional import Terms, mixture_thresholds, mixture_weights, prefix_terms, single_thresholds
 from dpmf.mechanism import Mechanism
 from dpmf.pld import Mixtures
 from dpmf.strategies.base import Array
+
+if TYPE_CHECKING:  # numba takes half a second to import: not before it is needed
+    from dpmf.kernels.conditional import Terms
 
 CACHE_BYTES = 2**30
 _BLOCK_BYTES = 64 * 2**20
@@ -82,6 +85,8 @@ class ReverseHazards:
         return references, references if self._family.by_component else 1
 
     def _compute(self) -> Iterator[Terms]:
+        from dpmf.kernels.conditional import Terms, prefix_terms
+
         b = self._mechanism.allocation.batches_per_epoch
         references, distinct = self._sizes()
         family = self._family
@@ -143,6 +148,8 @@ class ReverseHazards:
 
     def mixtures(self, noise_multiplier: float, bad_event: float) -> Mixtures:
         """Mixtures that dominate every step outside an event of probability at most `bad_event`."""
+        from dpmf.kernels.conditional import mixture_thresholds, mixture_weights, single_thresholds
+
         share = bad_event * (1 - 1e-9) / max(self.live_steps, 1)
         precision = self._scale / noise_multiplier**2
         references, _ = self._sizes()

@@ -22,7 +22,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array, ToeplitzStrategy
 
 _FEW_GROUPS = 8
-_MOST_GROUPS = {"upper": 64, "lower": 16}
+_MOST_GROUPS = {"upper": 64, "lower": 32}
 _CLOSE = 2e-4  # relative differences of variances below this are not worth a group (10⁻⁴ of σ)
 _LARGEST_EPSILON = 500.0
 _NEGLIGIBLE = 1e-100

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 _EPS = 2.0**-52
 _PER_UNIT = 128
@@ -268,7 +268,7 @@ def prefix_terms(
         _refine(labels, row)
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True)
 def mixture_thresholds(
     terms: Terms,
     precision: float,
@@ -289,7 +289,7 @@ def mixture_thresholds(
     per_component = spreads.shape[2] > 1
     root = math.sqrt(precision)
     last = len(table) - 1
-    for e in prange(shifts.shape[0]):
+    for e in range(shifts.shape[0]):
         if other[e] == 0:
             out[e] = 0.0
             continue

@@ -11,19 +11,21 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 _SQRT2 = math.sqrt(2.0)
 _INV_SQRT_PI = 1.0 / math.sqrt(math.pi)
 _ROUND = 2.0**-50
+_MOST_NODES = 10_000
 
 
 class Lattice(NamedTuple):
     """Where a step's mass may go: multiples of `interval`.
 
     Every point near the bulk of the loss; further out neighbours may be `growth` times their distance from the bulk
-    apart, though no more than `widest`: that costs a constant share of the second moment. The highest loss leaves at
-    most `tail` = Φ(−z_tail) above it, the lowest is that of a point z_low standard deviations out.
+    apart: that costs a constant share of the second moment. Above the bulk, where tilting moves the weight, they are no
+    more than `widest` apart (or what 10,000 nodes need). The highest loss leaves at most `tail` = Φ(−z_tail) above it,
+    the lowest is that of a point z_low standard deviations out.
     """
 
     interval: float
@@ -171,7 +173,7 @@ def loss_nodes(
     if last == first:
         last += 1
     middle = min(max(round(centre / interval), first), last)
-    wide = lattice.widest / interval
+    wide = max(lattice.widest / interval, (last - middle) / _MOST_NODES)
     nodes = [middle]
     node = middle
     while node < last:
@@ -181,7 +183,7 @@ def loss_nodes(
     above = len(nodes)
     node = middle
     while node > first:
-        node -= max(1, int(min(lattice.growth * (middle - node), wide)))
+        node -= max(1, int(lattice.growth * (middle - node)))
         node = max(node, first)
         nodes.append(node)
     out = np.empty(len(nodes), np.int64)
@@ -269,7 +271,7 @@ def connect_the_dots(
     return masses, infinity
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True)
 def fill_rows(
     rows: np.ndarray,
     first: int,
@@ -287,8 +289,8 @@ def fill_rows(
     Each row is scaled to sum one; `sums.logs[n, k]` is the log of the pmf's moment generating function at `orders[k]`.
     """
     length = rows.shape[1]
-    logs, norms, infinities = sums.logs, sums.norms, sums.infinities  # writes through a tuple get lost in prange
-    for r in prange(rows.shape[0]):
+    logs, norms, infinities = sums.logs, sums.norms, sums.infinities
+    for r in range(rows.shape[0]):
         n = first + r
         row = rows[r]
         row[:] = 0.0
