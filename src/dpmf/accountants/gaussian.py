@@ -1,8 +1,8 @@
 """Two closed forms: no amplification (remove), and the geometric mean (add).
 
 Remove: max G on every entry dominates G, and leaves the Gaussian mechanism of sensitivity √max G. Add: the mean A of
-the a_i is at least their geometric mean, whose logarithm is Gaussian, so δ(ε) = E(1 − e^ε·A)_+ is at most a closed form.
-That is never looser than a Rényi conversion of the same inequality.
+the a_i is at least their geometric mean, whose logarithm is Gaussian, so δ(ε) = E(1 − e^ε·A)_+ has a closed bound. It
+is never looser than a Rényi conversion of the same inequality.
 """
 
 from __future__ import annotations
