@@ -231,3 +231,18 @@ def test_weights_are_second_differences_of_calls(s: float, step: float, first: i
     assert mass.sum() == pytest.approx(1, abs=1e-11)
     assert moment.sum() == pytest.approx(1, abs=1e-11)
     assert 0 < error < 1e-11
+
+
+@pytest.mark.parametrize(
+    "diagonal", [[1.0, 0.0], [1.0, 1e-3], [1.0, 1e-8, 0.5], [1.0, *[1e-4] * 9], [1.0] * 5 + [0.0] * 5]
+)
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0])
+def test_very_unequal_diagonals(diagonal: list[float], sigma: float) -> None:
+    """Found by the soundness tests: a bin that hardly matters used to ask for petabytes."""
+    mechanism = Mechanism(matrix(np.diag(np.sqrt(diagonal))), BallsInBins(1, len(diagonal)))
+    for direction in ("remove", "add"):
+        upper = api.delta(
+            mechanism, noise_multiplier=sigma, epsilon=0.1, accountant="lattice", direction=direction
+        ).delta
+        lower = lower_delta(mechanism, sigma, 0.1, direction)
+        assert lower <= upper <= 1.2 * lower + 1e-12
