@@ -161,45 +161,12 @@ def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-_ASKED = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
-
-
 def _print_answer(mechanism: "Mechanism", found: "PrivacyBound | Estimate", asked: str, as_json: bool) -> None:
-    """What was asked for first, then what it promises, what is impossible, and how it came about."""
+    from dpmf import report
+
     if as_json:
         return _print_json({"mechanism": mechanism.name, **found.to_dict()})
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False)
-    table.add_row(_ASKED[asked], f"{getattr(found, asked):.6g}")
-    if found.lower is not None:
-        table.add_row("certainly not below", f"{found.lower:.6g}")
-    delta = getattr(found, "target_delta", found.delta)
-    relation = "both directions" if found.direction == "both" else f"{found.direction} direction"
-    table.add_row(getattr(found, "kind", "guarantee"), f"({found.epsilon:.6g}, {delta:.6g})-DP, {relation}")
-    if asked != "noise_multiplier":
-        table.add_row("noise multiplier", f"{found.noise_multiplier:g}")
-    table.add_row("accountant", found.accountant)
-    what = f"ε({found.delta:g})" if asked == "epsilon" else f"δ({found.epsilon:g})"
-    for one_way, how in found.details.items():
-        table.add_row(f"{what}, {one_way}", _how(how))
-    console = Console()
-    console.print(mechanism.name, style="bold", highlight=False)
-    console.print(table)
-    return None
-
-
-def _how(details: dict[str, Any]) -> str:
-    """A bound and how it came about, in one line: ``9.99e-06 (order 12, bandwidth 4, exact)``."""
-    parts = []
-    for key, value in details.items():
-        words = key.replace("_", " ")
-        if value is True:
-            parts.append(words)
-        elif key != "value" and value is not False:
-            parts.append(f"{words} {value:.4g}" if isinstance(value, float) else f"{words} {value}")
-    return f"{details['value']:.6g}" + (f"  ({', '.join(parts)})" if parts else "")
+    return report.print_answer(mechanism, found, asked)
 
 
 @app.command()

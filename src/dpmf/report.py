@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dpmf.accountants import Accountant
     from dpmf.mechanism import Mechanism
-    from dpmf.results import PrivacyProfile
+    from dpmf.results import Estimate, PrivacyBound, PrivacyProfile
 
 # Told apart in grey as well: every line has its own dash pattern and marker.
 _LOOKS: list[dict[str, Any]] = [
@@ -145,6 +145,44 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for problem in dict.fromkeys(f"{c.accountant}: {c.problem}" for c in comparison.cells if c.problem):
         console.print(problem, highlight=False)
+
+
+_ASKED = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
+
+
+def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: str) -> None:
+    """What was asked for first, then what it promises, what is impossible, and how it came about."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_row(_ASKED[asked], f"{getattr(found, asked):.6g}")
+    if found.lower is not None:
+        table.add_row("certainly not below", f"{found.lower:.6g}")
+    delta = getattr(found, "target_delta", found.delta)
+    relation = "both directions" if found.direction == "both" else f"{found.direction} direction"
+    table.add_row(getattr(found, "kind", "guarantee"), f"({found.epsilon:.6g}, {delta:.6g})-DP, {relation}")
+    if asked != "noise_multiplier":
+        table.add_row("noise multiplier", f"{found.noise_multiplier:g}")
+    table.add_row("accountant", found.accountant)
+    what = f"ε({found.delta:g})" if asked == "epsilon" else f"δ({found.epsilon:g})"
+    for one_way, how in found.details.items():
+        table.add_row(f"{what}, {one_way}", _how(how))
+    console = Console()
+    console.print(mechanism.name, style="bold", highlight=False)
+    console.print(table)
+
+
+def _how(details: Mapping[str, Any]) -> str:
+    """A bound and how it came about, in one line: ``9.99e-06 (order 12, bandwidth 4, exact)``."""
+    parts = []
+    for key, value in details.items():
+        words = key.replace("_", " ")
+        if value is True:
+            parts.append(words)
+        elif key != "value" and value is not False:
+            parts.append(f"{words} {value:.4g}" if isinstance(value, float) else f"{words} {value}")
+    return f"{details['value']:.6g}" + (f"  ({', '.join(parts)})" if parts else "")
 
 
 def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
