@@ -129,6 +129,16 @@ def test_files_and_cut_off_epochs(tmp_path: Path) -> None:
     assert dense == pytest.approx(answers.pop(), rel=1e-9)
 
 
+def test_monte_carlo_says_that_it_estimates() -> None:
+    options = ("--accountant", "monte-carlo", "--samples", "20000", "--seed", "1", "--epsilon", "2", "--delta", "1e-3")
+    found = answer("calibrate", *SMALL, *options)
+    assert found["kind"] == "estimate"
+    assert found["details"]["remove"]["samples"] == 20000
+    limit = answer("calibrate", *SMALL, *options, "--failure-probability", "0.01")
+    assert "high-probability" in limit["kind"]
+    assert limit["noise_multiplier"] > found["noise_multiplier"]
+
+
 def test_help_and_version() -> None:
     assert "calibrate" in run("--help").stdout
     assert run("--version").stdout.strip() == f"dpmf {dpmf.__version__}"
@@ -183,6 +193,11 @@ BAD = [
     ({"--strategy": "coefficients", "--bandwidth": None, "--file": "/no/such/file.csv"}, "--file"),
     ({"--strategy": "matrix", "--bandwidth": None, "--file": "/no/such/file.npy"}, "--file"),
     ({"--unknown": "1"}, "--unknown"),
+    ({"--accountant": "renyi", "--samples": "10"}, "--samples"),
+    ({"--accountant": "lattice", "--max-order": "10"}, "--max-order"),
+    ({"--accountant": "monte-carlo", "--samples": "0"}, "--samples"),
+    ({"--accountant": "monte-carlo", "--failure-probability": "2"}, "--failure-probability"),
+    ({"--accountant": "lattice"}, "lattice must be given uncorrelated noise"),
 ]
 
 

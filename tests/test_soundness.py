@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_soundness_renyi import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
 
 import dpmf
-from dpmf.accountants import ACCOUNTANTS, Accountant, Best, Conditional, Gaussian, Lattice, Renyi
+from dpmf.accountants import ACCOUNTANTS, Accountant, Best, Chain, Conditional, Gaussian, Lattice, Renyi
 from dpmf.accountants.lower import lower_delta
 from dpmf.mechanism import Mechanism
 
@@ -18,6 +18,7 @@ from dpmf.mechanism import Mechanism
 TOLERANCE = 3e-6
 DETERMINISTIC: list[Accountant] = [
     Best(renyi=Renyi(work_budget=1e6)),
+    Chain(),
     Conditional(),
     Conditional(family="am-gm"),
     Conditional(option=2, optimise_bad_event=True),
@@ -64,7 +65,9 @@ def test_lower_bounds_are_not_above_the_truth(
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("accountant", [Conditional(), Gaussian(), Best(renyi=Renyi(work_budget=1e6))], ids=named)
+@pytest.mark.parametrize(
+    "accountant", [Chain(), Conditional(), Gaussian(), Best(renyi=Renyi(work_budget=1e6))], ids=named
+)
 @random_settings(8)
 @given(mechanisms(), log_uniform(0.3, 10), log_uniform(1e-8, 0.1))
 def test_epsilon_is_enough(

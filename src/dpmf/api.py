@@ -133,7 +133,7 @@ def profile(
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
 ) -> PrivacyProfile:
-    """Upper bounds on δ(ε) over a grid of ε (by default 41 points from 0 to the ε at which δ ≤ 10⁻⁸).
+    """Upper bounds on δ(ε) over a grid of ε (by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸).
 
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
@@ -142,7 +142,7 @@ def profile(
     prepared = _prepared(accountant, mechanism)
     if epsilons is None:
         top = max(prepared.epsilon_one_way(sigma, 1e-8, one_way).value for one_way in directions)
-        grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 41)
+        grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
     else:
         grid = _grid(epsilons)
     by_direction: dict[str, np.ndarray] = {

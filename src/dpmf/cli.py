@@ -44,6 +44,7 @@ _OPTION_OF = {
     "delta": "--delta",
     "direction": "--direction",
     "epochs": "--epochs",
+    "failure_probability": "--failure-probability",
     "epsilon": "--epsilon",
     "epsilons": "--epsilon",
     "file": "--file",
@@ -51,6 +52,8 @@ _OPTION_OF = {
     "matrix": "--file: matrix",
     "max_order": "--max-order",
     "noise_multiplier": "--noise-multiplier",
+    "samples": "--samples",
+    "seed": "--seed",
     "strategy": "--strategy",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
@@ -74,12 +77,21 @@ AccountantName = Annotated[
 ]
 MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order tried.")]
 WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates per noise multiplier (Rényi).")]
+Samples = Annotated[int | None, typer.Option(help="Samples (monte-carlo).")]
+Seed = Annotated[int | None, typer.Option(help="Seed (monte-carlo).")]
+FailureProbability = Annotated[
+    float | None, typer.Option(help="Give a bound that fails with this probability, not an estimate (monte-carlo).")
+]
 DirectionName = Annotated[str, typer.Option(help="Neighbouring relation: both, remove or add.")]
 Lower = Annotated[bool, typer.Option("--lower/--no-lower", help="Also what is certainly impossible.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Epsilon = Annotated[float, typer.Option(help="ε of the guarantee.")]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee.")]
 NoiseMultiplier = Annotated[float, typer.Option(help="Noise multiplier σ.")]
+
+
+# Enough for a table to three digits: `compare` samples anew for every noise multiplier it tries.
+_QUICK_SAMPLES = 100_000
 
 
 def _mechanism(
@@ -110,11 +122,17 @@ def _mechanism(
 
 
 def _accountant(
-    accountant: AccountantName = "best", max_order: MaxOrder = None, work_budget: WorkBudget = None
+    accountant: AccountantName = "best",
+    max_order: MaxOrder = None,
+    work_budget: WorkBudget = None,
+    samples: Samples = None,
+    seed: Seed = None,
+    failure_probability: FailureProbability = None,
 ) -> "Accountant":
-    from dpmf.accountants import resolve, with_renyi_options
+    from dpmf.accountants import resolve, with_options
 
-    return with_renyi_options(resolve(accountant), max_order, work_budget)
+    sampling = {"samples": samples, "seed": seed, "failure_probability": failure_probability}
+    return with_options(resolve(accountant), {"max_order": max_order, "work_budget": work_budget, **sampling})
 
 
 def _takes(*builders: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -257,7 +275,7 @@ def profile(
     accountant: "Accountant",
     *,
     noise_multiplier: NoiseMultiplier,
-    epsilon: Annotated[str | None, typer.Option(help="Values of ε, separated by commas. [default: 41 of them]")] = None,
+    epsilon: Annotated[str | None, typer.Option(help="Values of ε, separated by commas. [default: 21 of them]")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .csv, .json or .png file. [default: print]")
     ] = None,
@@ -297,6 +315,8 @@ def compare(
     ] = None,
     max_order: MaxOrder = None,
     work_budget: WorkBudget = None,
+    samples: Samples = None,
+    seed: Seed = None,
     direction: DirectionName = "both",
     plot: Annotated[Path | None, typer.Option(help="Draw the table as a picture (.png, .pdf, .svg).")] = None,
     as_json: Json = False,
@@ -305,13 +325,11 @@ def compare(
     from dpmf import report
     from dpmf.accountants import suitable
 
-    if accountant is None:
-        accountants = [
-            _accountant(a.name, max_order, work_budget) if a.name in ("renyi", "best") else a
-            for a in suitable(mechanism)
-        ]
-    else:
-        accountants = [_accountant(name.strip(), max_order, work_budget) for name in accountant.split(",")]
+    renyi = {"max_order": max_order, "work_budget": work_budget}
+    sampling = {"samples": _QUICK_SAMPLES if samples is None else samples, "seed": seed}
+    options: dict[str, dict[str, Any]] = {"renyi": renyi, "best": renyi, "monte-carlo": sampling}
+    names = [a.name for a in suitable(mechanism)] if accountant is None else accountant.split(",")
+    accountants = [_accountant(name, **options.get(name, {})) for name in map(str.strip, names)]
     grid = _numbers("--epsilon", epsilon)
     draw = None if plot is None else report.comparison_plotter(plot)
     comparison = report.compare(mechanism, accountants, grid, delta, direction, progress=sys.stderr.isatty())
@@ -401,7 +419,11 @@ def _numbers(option: str, text: str) -> list[float]:
 def _in_options(message: str) -> str:
     """A message of the Python API in the words of the command line."""
     first, _, rest = message.partition(" ")
-    return f"{_OPTION_OF[first]} {rest}" if first in _OPTION_OF and rest.startswith(("must", "is", "has")) else message
+    return (
+        f"{_OPTION_OF[first]} {rest}"
+        if first in _OPTION_OF and rest.startswith(("must", "is", "has", "applies"))
+        else message
+    )
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 from dpmf import validation
 from dpmf.accountants.base import (
@@ -16,6 +18,7 @@ from dpmf.accountants.base import (
 )
 from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
 from dpmf.accountants.best import Best
+from dpmf.accountants.chain import Chain
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
@@ -24,7 +27,8 @@ from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
-    cls.name: cls for cls in (Best, Renyi, Conditional, Lattice, Gaussian, MonteCarlo, RandomAllocation, PLDAccounting)
+    cls.name: cls
+    for cls in (Best, Chain, Lattice, Renyi, Conditional, Gaussian, MonteCarlo, RandomAllocation, PLDAccounting)
 }
 
 
@@ -36,10 +40,10 @@ def resolve(accountant: str | Accountant) -> Accountant:
 
 
 def suitable(mechanism: Mechanism) -> list[Accountant]:
-    """Every accountant that can be used with the mechanism here, `best` last; Monte Carlo with few enough samples."""
+    """Every accountant that can be used with the mechanism here, with default options; `best` last."""
     found = []
     for name, cls in ACCOUNTANTS.items():
-        accountant = MonteCarlo(samples=100_000) if cls is MonteCarlo else cls()
+        accountant = cls()
         try:
             accountant.prepare(mechanism)
         except (ValueError, ImportError):  # correlated noise, an optional package that is not there
@@ -48,16 +52,19 @@ def suitable(mechanism: Mechanism) -> list[Accountant]:
     return [accountant for _, accountant in sorted(found, key=lambda pair: pair[0])]
 
 
-def with_renyi_options(accountant: Accountant, max_order: int | None, work_budget: float | None) -> Accountant:
-    """The accountant with these options of its Rényi part replaced; an error where it has none."""
-    options = {name: v for name, v in (("max_order", max_order), ("work_budget", work_budget)) if v is not None}
-    if not options:
-        return accountant
-    if isinstance(accountant, Renyi):
-        return replace(accountant, **options)  # type: ignore[arg-type]
-    if isinstance(accountant, Best):
-        return replace(accountant, renyi=replace(accountant.renyi, **options))  # type: ignore[arg-type]
-    raise ValueError(f"{next(iter(options))} applies to the accountants renyi and best, not to {accountant.name}")
+def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:
+    """The accountant with the options that are not None replaced; an error where it does not have one of them.
+
+    `best` hands options of the Rényi accountant on to its own.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(accountant, Best) and given:
+        return replace(accountant, renyi=with_options(accountant.renyi, given))  # type: ignore[arg-type]
+    known = {item.name for item in fields(accountant)}  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name} applies to other accountants than {accountant.name}")
+    return replace(accountant, **given)  # type: ignore[type-var]
 
 
 __all__ = [
@@ -66,6 +73,7 @@ __all__ = [
     "RELATIONS",
     "Accountant",
     "Best",
+    "Chain",
     "Conditional",
     "Direction",
     "Evaluation",
@@ -79,5 +87,5 @@ __all__ = [
     "Renyi",
     "resolve",
     "suitable",
-    "with_renyi_options",
+    "with_options",
 ]

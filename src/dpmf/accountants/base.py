@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from dpmf.mechanism import Mechanism
+from dpmf.search import least_noise
 
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
@@ -51,27 +52,18 @@ class PreparedAccountant(ABC):
         return self.delta_one_way(noise_multiplier, epsilon, direction)
 
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
-        """The least ε ≥ 0 found with a bound δ(ε) ≤ `delta`; infinity where none was found up to ε = 10⁶.
+        """The least ε ≥ 0 found with a bound δ(ε) ≤ `delta`, to a relative 10⁻⁴; infinity where none was found.
 
-        **Formal guarantees.** The value returned was itself evaluated and met `delta`: bisection ends on the upper,
+        **Formal guarantees.** The value returned was itself evaluated and met `delta`: the search ends on the upper,
         sound side of the root. No monotonicity is needed for soundness, only for tightness.
         """
-        evaluation = self.delta_one_way(noise_multiplier, 0.0, direction)
+        evaluation = self.delta_for_target(noise_multiplier, 0.0, delta, direction)
         if evaluation.value <= delta:
             return Evaluation(0.0, evaluation.details)
-        low, high = 0.0, 1.0
-        while (evaluation := self.delta_one_way(noise_multiplier, high, direction)).value > delta:
-            low, high = high, 2 * high
-            if high > 1e6:
-                return Evaluation(math.inf, evaluation.details)
-        while high - low > 1e-6 * high:
-            middle = 0.5 * (low + high)
-            candidate = self.delta_one_way(noise_multiplier, middle, direction)
-            if candidate.value <= delta:
-                high, evaluation = middle, candidate
-            else:
-                low = middle
-        return Evaluation(high, evaluation.details)
+        found = least_noise(
+            lambda epsilon: self.delta_for_target(noise_multiplier, epsilon, delta, direction), delta, 1.0, 1e-4
+        )
+        return Evaluation(math.inf) if found is None else Evaluation(found[0], found[1].details)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """δ bounds over many ε; accountants that get a whole profile from one run override this."""
@@ -115,10 +107,31 @@ class Portfolio(PreparedAccountant):
         return self._least(lambda m: m.delta_for_target(noise_multiplier, epsilon, target_delta, direction))
 
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
-        return self._least(lambda m: m.epsilon_one_way(noise_multiplier, delta, direction))
+        best: Evaluation | None = None
+        for member in self.members():
+            if best is not None:
+                # A member that cannot improve on the best so far costs one evaluation.
+                challenged = best.value * (1 - 1e-4)
+                if challenged == 0:
+                    break
+                if math.isfinite(challenged) and (
+                    member.delta_for_target(noise_multiplier, challenged, delta, direction).value > delta
+                ):
+                    continue
+            found = labelled(member.epsilon_one_way(noise_multiplier, delta, direction), member, self)
+            if best is None or found.value < best.value:
+                best = found
+        assert best is not None
+        return best
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        rows = [m.deltas_one_way(noise_multiplier, epsilons, direction) for m in self._members]
+        members = self._members
+        if len(epsilons) > 6 and len(self.members()) > 1:
+            # On a long grid only those that win somewhere on a short one are run: any subset gives valid bounds.
+            probes = [epsilons[0], epsilons[len(epsilons) // 2], epsilons[-1]]
+            table = [(m, m.deltas_one_way(noise_multiplier, probes, direction)) for m in self.members()]
+            members = tuple({id(w): w for k in range(3) for w, _ in [min(table, key=lambda row: row[1][k])]}.values())
+        rows = [m.deltas_one_way(noise_multiplier, epsilons, direction) for m in members]
         return [min(column) for column in zip(*rows, strict=True)]
 
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpmf.accountants.base import Accountant, Portfolio, PreparedAccountant
+from dpmf.accountants.chain import Chain
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
@@ -15,6 +16,8 @@ from dpmf.mechanism import Mechanism
 # N·b² up to which the tail bounds of conditional composition take seconds: with all temperatures, with AM-GM only.
 _FULL_FAMILY = 3e7
 _AM_GM = 3e8
+# Batches an epoch up to which the chain takes no more than a few minutes.
+_CHAIN_BATCHES = 2000
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,11 @@ class Best(Accountant):
     def _suited(self, mechanism: Mechanism) -> tuple[Accountant, ...]:
         if uncorrelated_diagonal(mechanism) is not None:
             return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
-        work = mechanism.allocation.iterations * mechanism.allocation.batches_per_epoch**2
-        if work <= _FULL_FAMILY:
-            return (Gaussian(), self.renyi, Conditional())
+        b = mechanism.allocation.batches_per_epoch
+        # The chain is nearly always the tightest: first, so that the others only have to try and beat it.
+        chosen: list[Accountant] = [Chain()] if b <= _CHAIN_BATCHES else []
+        chosen += [Gaussian(), self.renyi]
+        work = mechanism.allocation.iterations * b**2
         if work <= _AM_GM:
-            return (Gaussian(), self.renyi, Conditional(family="am-gm"))
-        return (Gaussian(), self.renyi)
+            chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))
+        return tuple(chosen)
