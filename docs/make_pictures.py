@@ -291,11 +291,11 @@ long_memory = curve(
     {"renyi": Renyi(), "conditional": Conditional(), "best": Best(), "monte-carlo": SAMPLER},
     "monte-carlo",
     lambda s: (
-        "BISR(p=4), one epoch of 100 batches: the smaller of the two bounds is conditional composition's at ε = 0.25 "
-        f"({s('conditional', 0.25):.2f} against {s('renyi', 0.25):.2f}) and Rényi's at ε = 1 "
-        f"({s('renyi', 1):.2f} against {s('conditional', 1):.2f}). Even so, `best` is "
-        f"{times(s('best', 0.25), s('monte-carlo', 0.25))} the truth at ε = 0.25 and "
-        f"{times(s('best', 1), s('monte-carlo', 1))} at ε = 1."
+        "BISR(p=4), one epoch of 100 batches, ε = 0.25: Rényi asks for "
+        f"{times(s('renyi', 0.25), s('monte-carlo', 0.25))} the true noise, conditional composition for "
+        f"{times(s('conditional', 0.25), s('monte-carlo', 0.25))}, `best` for "
+        f"{more(s('best', 0.25), s('monte-carlo', 0.25))} more than the truth. At ε = 1 `best` asks for "
+        f"{more(s('best', 1), s('monte-carlo', 1))} more, at ε = 8 for {more(s('best', 8), s('monte-carlo', 8))} more."
     ),
     "σ against ε of renyi, conditional, best and monte-carlo for BISR(p=4)",
     (0.5, 1, 2, 5, 10),
