@@ -57,6 +57,20 @@ def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
     return max(evaluations, key=lambda one_way: evaluations[one_way].value)
 
 
+def _first_to_meet(
+    prepared: PreparedAccountant, sigma: float, epsilon: float, delta: float, one_way: Direction
+) -> Evaluation:
+    """The bound of the first member that meets the target, the smallest bound where none does."""
+    least: Evaluation | None = None
+    for member in prepared.members():
+        found = labelled(member.delta_for_target(sigma, epsilon, delta, one_way), member, prepared)
+        if found.value <= delta:
+            return found
+        least = found if least is None or found.value < least.value else least
+    assert least is not None
+    return least
+
+
 def _details(evaluations: dict[Direction, Evaluation]) -> dict[str, object]:
     return {one_way: {"value": evaluation.value, **evaluation.details} for one_way, evaluation in evaluations.items()}
 
@@ -185,7 +199,7 @@ def calibrate(
     for one_way in directions:
         if sigma:
             # The σ of the direction before often does for this one too: one evaluation tells.
-            known = prepared.delta_for_target(sigma, epsilon, delta, one_way)
+            known = _first_to_meet(prepared, sigma, epsilon, delta, one_way)
             if known.value <= delta:
                 found[one_way] = known
                 continue
@@ -194,7 +208,7 @@ def calibrate(
         binding = one_way
     for one_way in directions:
         if one_way != binding:
-            found[one_way] = prepared.delta_for_target(sigma, epsilon, delta, one_way)
+            found[one_way] = _first_to_meet(prepared, sigma, epsilon, delta, one_way)
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {prepared.name} is not monotone around noise multiplier {sigma:g}")
