@@ -206,9 +206,9 @@ def calibrate(
         sigma, evaluation, member = calibrate_one_way(members, epsilon, delta, one_way, sigma or start, tolerance)
         found[one_way] = labelled(evaluation, member, prepared)
         binding = one_way
-    for one_way in directions:
-        if one_way != binding:
-            found[one_way] = _first_to_meet(prepared, sigma, epsilon, delta, one_way)
+    # Directions before the binding one were evaluated at a smaller σ.
+    for one_way in directions[: directions.index(binding)]:
+        found[one_way] = _first_to_meet(prepared, sigma, epsilon, delta, one_way)
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {prepared.name} is not monotone around noise multiplier {sigma:g}")

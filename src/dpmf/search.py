@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol, TypeVar
 
 from scipy.optimize import brentq
@@ -29,13 +30,14 @@ def least_noise(
     relative_tolerance: float,
     step: float = 0.5,
 ) -> tuple[float, Answer] | None:
-    """The least σ found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
+    """The least σ (or ε) found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
 
     **Formal guarantees.** The σ returned was evaluated and met the target; it is the smallest evaluated one that did,
     and, if the bound is monotone in σ, within `relative_tolerance` of the smallest of all.
     """
     met: dict[float, Answer] = {}
 
+    @cache  # the root finder asks again for the ends of its bracket
     def excess(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
         evaluation = evaluate(sigma)

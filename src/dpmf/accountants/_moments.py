@@ -42,11 +42,6 @@ class MomentTable(ABC):
     def _log_moments(self, noise_multiplier: float, order: int) -> Array:
         """The log-moments of the truncated matrix, τ left out, rounding error included."""
 
-    @property
-    def feasible(self) -> bool:
-        """Whether at least a few orders can be had at all."""
-        return self.largest_order >= 2
-
     def log_moments(self, noise_multiplier: float, order: int) -> Array:
         m = np.arange(order + 1, dtype=np.float64)
         shared = self.tau / noise_multiplier**2 * m * (m - 1) / 2

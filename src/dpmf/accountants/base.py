@@ -70,7 +70,7 @@ class PreparedAccountant(ABC):
         return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
 
     def members(self) -> Sequence[PreparedAccountant]:
-        """The independent bounds this accountant is the minimum of, cheapest first.
+        """The independent bounds this accountant is the minimum of, the likely winner first.
 
         Calibration treats each on its own: one that cannot beat the incumbent costs a single evaluation.
         """

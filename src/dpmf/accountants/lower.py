@@ -24,6 +24,7 @@ from dpmf.accountants._lognormal_sum import LognormalSum
 from dpmf.accountants.base import RELATIONS, Direction, directions_of
 from dpmf.accountants.lattice import grouped, independent_delta, uncorrelated_diagonal
 from dpmf.mechanism import Mechanism
+from dpmf.search import LARGEST_RATIO
 from dpmf.strategies.base import Array
 
 _LOSS, _MAX_POINTS = 0.0005, 2**17
@@ -31,7 +32,6 @@ _MOST_WINDOWS, _PAIR_WORK = 50, 1e6
 _WINDOW_LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _SHARED_CELLS = 24
 _LEAST_SHARED = 0.02  # of the largest entry: below, a shared part gains nothing
-_LARGEST_RATIO = 2.0**60
 
 
 def lower_delta(target: Mechanism | Array, noise_multiplier: float, epsilon: float, direction: str = "both") -> float:
@@ -105,14 +105,14 @@ def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, to
     if misses(start):
         while misses(high := low * factor):
             low, factor = high, factor * factor
-            if high > start * _LARGEST_RATIO:
+            if high > start * LARGEST_RATIO:
                 return low
     elif known:
         return 0.0
     else:
         while not misses(low := high / factor):
             high, factor = low, factor * factor
-            if low < start / _LARGEST_RATIO:
+            if low < start / LARGEST_RATIO:
                 return 0.0
     while high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
