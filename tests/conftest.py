@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dpmf.strategies import cache
+
+# The same examples in every run, so that a red one says something about the change.
+settings.register_profile("dpmf", derandomize=True, deadline=None)
+settings.load_profile("dpmf")
 
 
 @pytest.fixture(scope="session", autouse=True)

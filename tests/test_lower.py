@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpmf.accountants.base import DIRECTIONS
@@ -57,6 +57,7 @@ def test_never_above_the_truth(gram: np.ndarray, sigma: float, epsilon: float, d
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.05, 8.0), min_size=2, max_size=3), st.floats(0.0, 4.0), st.sampled_from(DIRECTIONS))
+@example([5.0, 0.125], 1.0, "add")  # very unequal variances: the smaller one was once left out
 def test_tight_for_uncorrelated_noise(variances: list[float], epsilon: float, direction: str) -> None:
     exact = oracles.delta(np.diag(variances), epsilon, direction)
     if exact > 1e-12:

@@ -32,7 +32,7 @@ Kind = Literal["call", "put"]
 
 _WINDOW = {"upper": 18.0, "lower": 36.0}  # width of the FFT's window, in standard deviations of the tilted sum
 _TINY = 1e-300
-_LEAST_RATIO = {"upper": 1e-3, "lower": 0.03}  # of variances on one lattice
+_LEAST_RATIO = 1e-3  # of variances on one lattice
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-14, {"upper": 1e6, "lower": 1e3}
 
 
@@ -72,7 +72,7 @@ class LognormalSum:
         **Formal guarantees.** Options increase with every variance (Gram domination), and a variance of 0 is a 1.
         """
         # A term that hardly varies beside the others would take countless panels within one step of their lattice.
-        least = max(_LEAST_VARIANCE, _LEAST_RATIO[side] * float(variances.max()))
+        least = max(_LEAST_VARIANCE, _LEAST_RATIO * float(variances.max()))
         if side == "lower":
             kept = variances >= least
             moved = np.minimum(variances[kept], _LARGEST_VARIANCE[side])
