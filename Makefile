@@ -24,8 +24,10 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.full: pyproject.toml | $(BIN)/python
-	@echo "Installing dpmf with the optimisers and the test tools into $(VENV) ..."
-	@$(BIN)/pip install --quiet --editable '.[jax,pld,dev]'
+	@echo "Installing dpmf with everything its tests use into $(VENV) ..."
+	@# This release has a CPU build, and everything that depends on torch accepts it.
+	@$(BIN)/pip install --quiet torch==2.13.0
+	@$(BIN)/pip install --quiet --editable '.[jax,torch,pld,web,experiments,docs,dev]'
 	@touch $@ $(VENV)/.core
 
 setup: $(VENV)/.full

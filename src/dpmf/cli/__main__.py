@@ -1,0 +1,5 @@
+"""``python -m dpmf.cli``."""
+
+from dpmf.cli import main
+
+main()
