@@ -151,6 +151,8 @@ class Accountant(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    # The theorem its bounds follow from, in a line; `dpmf verify` prints it.
+    rests_on: ClassVar[str] = "see the Formal guarantees in its documentation"
 
     @abstractmethod
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:

@@ -31,6 +31,7 @@ class Best(Accountant):
 
     name: ClassVar[str] = "best"
     summary: ClassVar[str] = "the smallest bound of the deterministic accountants that suit the mechanism"
+    rests_on: ClassVar[str] = "the smallest of several bounds on the same number is a bound on it"
 
     renyi: Renyi = field(default_factory=Renyi)
     accountants: tuple[Accountant, ...] | None = None

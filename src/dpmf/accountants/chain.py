@@ -44,6 +44,9 @@ class Chain(Accountant):
 
     name: ClassVar[str] = "chain"
     summary: ClassVar[str] = "chains that dominate the noise, by transfer matrices; tight at every ε"
+    rests_on: ClassVar[str] = (
+        "Kahane's inequality: entrywise larger Gram matrices dominate; transforms of chains inverted from above"
+    )
 
     discretisation_loss: float = 0.005
     max_frequencies: int = 2048

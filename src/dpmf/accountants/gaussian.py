@@ -24,6 +24,7 @@ class Gaussian(Accountant):
 
     name: ClassVar[str] = "gaussian"
     summary: ClassVar[str] = "closed forms: no amplification (remove), geometric mean (add); instant"
+    rests_on: ClassVar[str] = "Kahane's inequality (remove); arithmetic and geometric means (add); closed forms"
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """**Formal guarantees.** Remove rests on Gram domination (Kahane's inequality), add on the inequality of

@@ -71,6 +71,9 @@ class Renyi(Accountant):
 
     name: ClassVar[str] = "renyi"
     summary: ClassVar[str] = "Rényi moments by dynamic programming; tight at large ε"
+    rests_on: ClassVar[str] = (
+        "moments by dynamic programming (remove), means (add); conversion of Canonne, Kamath & Steinke 2020, Prop. 12"
+    )
 
     max_order: int | None = None
     work_budget: float = 3e9
