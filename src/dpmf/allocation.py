@@ -16,6 +16,7 @@ import numpy as np
 from dpmf import validation
 from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
 
+MAX_ITERATIONS = 10**8  # a handful of arrays of N doubles are held
 _MAX_GRAM_BYTES = 4 * 2**30
 _CHUNK_BYTES = 64 * 2**20
 
@@ -46,6 +47,11 @@ class BallsInBins:
                 raise ValueError(
                     f"iterations must be in {(k - 1) * b + 1}..{k * b} for {k} epochs of {b} batches, got {n}"
                 )
+        if b > MAX_ITERATIONS:
+            raise ValueError(f"batches_per_epoch must be at most {MAX_ITERATIONS}, got {b}")
+        if n > MAX_ITERATIONS:
+            most = MAX_ITERATIONS // b
+            raise ValueError(f"epochs must be at most {most} at {b} batches (N ≤ {MAX_ITERATIONS}), got {k}")
         for name, value in (("epochs", k), ("batches_per_epoch", b), ("iterations", n)):
             object.__setattr__(self, name, value)
 

@@ -349,7 +349,12 @@ def compose(
         log_size = min(log_scale - order * epsilon, 0.0) - math.log1p(2.5 * order * deviation)
         log_size = max(log_size - math.log1p(max(order, 1 / deviation)), log_floor)
 
-    h = math.sqrt(6 * inflation / steps) * deviation if interval is None else validation.positive("interval", interval)
+    if interval is None:
+        # A loss that hardly varies (one bin has a zero column) must not have a lattice finer than its own rounding.
+        largest = float(mixtures.means.max()) / sigma
+        h = max(math.sqrt(6 * inflation / steps) * deviation, largest * (largest + 40) * 2.0**-46)
+    else:
+        h = validation.positive("interval", interval)
     rises = np.concatenate((np.array([1.1, 1.3, 1.7, 2.5]) * saddle, saddle + _SCALES / deviation))
     tops = sorted(((cumulants(rise)[0] - log_size + 11.0) / rise, rise) for rise in rises if rise > 0)
     top, orders = tops[0][0] + 2 * h, np.array([rise for _, rise in tops[:3]])

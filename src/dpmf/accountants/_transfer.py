@@ -24,6 +24,7 @@ _WEIGHT_FLOOR = 1e-34  # where the quadrature's relative error is not under cont
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.5
+_MOST_SMOOTHING = 6.0  # ηθ, which costs a factor e^(18): the plain Gaussian mechanism does better
 _NARROWEST = 20  # a standard deviation below spacing/20 is not worth resolving
 
 
@@ -243,6 +244,8 @@ def invert(
     theta = float(thetas[best])
     while count > most:
         eta *= 1.25
+        if eta * theta > _MOST_SMOOTHING:  # frequencies below θ are not damped: no η brings so few of them
+            return None
         count = _frequencies(theta, eta, period, float(logs[best]), log_allowed)
     omega = 2 * math.pi / period * np.arange(count)
     s = theta + 1j * omega
