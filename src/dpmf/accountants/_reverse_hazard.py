@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from dpmf import budget
 from dpmf.accountants.base import Direction
 from dpmf.kernels import announce_compilation
 from dpmf.mechanism import Mechanism
@@ -115,6 +116,7 @@ class ReverseHazards:
                     divergences=np.zeros((count, family.size, distinct), dtype=np.float32),
                 )
                 kind = (family.uniform, temperatures, family.by_component)
+                budget.check()
                 prefix_terms(block, done, gram, labels, self._scale, *kind, self._remove, terms)
                 done += len(block)
                 at = stop
@@ -157,6 +159,7 @@ class ReverseHazards:
         collected: dict[tuple[bytes, bytes], int] = {}
         announce_compilation(mixture_thresholds)
         for terms in self.blocks():
+            budget.check()
             count = len(terms.tops)
             per_step = _live_per_step(terms)
             levels = np.repeat(share / np.maximum(per_step, 1), np.diff(terms.starts))

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.allocation import circulant_majorant, cyclic_bandwidth, truncate
@@ -30,6 +30,7 @@ _MOST_ORDERS = 2000
 _BANDWIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _WIDEST = 32
 _LARGEST_REAL_ORDER = 1e12
+_UPDATES_PER_SECOND = 5e8
 
 
 def log_conversion_factor(order: np.ndarray | float) -> np.ndarray | float:
@@ -98,7 +99,8 @@ class Renyi(Accountant):
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
         tables = [table for p in reversed(_widths(gram, self.bandwidth)) for table in _tables(gram, p)]
-        share = self.work_budget / len(tables)
+        # With a time budget, no σ may take more than a small part of it.
+        share = min(self.work_budget, _UPDATES_PER_SECOND * budget.seconds_left() / 10) / len(tables)
         members: list[PreparedAccountant] = [
             _TruncatedRenyi(mechanism, gram, self.max_order, table, self._orders(table, share)) for table in tables
         ]
