@@ -18,6 +18,7 @@ from dpmf.accountants.base import (
 )
 from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
 from dpmf.accountants.best import Best
+from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.chain import Chain
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
@@ -28,7 +29,18 @@ from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
     cls.name: cls
-    for cls in (Best, Chain, Lattice, Renyi, Conditional, Gaussian, MonteCarlo, RandomAllocation, PLDAccounting)
+    for cls in (
+        Best,
+        Chain,
+        Cascade,
+        Lattice,
+        Renyi,
+        Conditional,
+        Gaussian,
+        MonteCarlo,
+        RandomAllocation,
+        PLDAccounting,
+    )
 }
 
 
@@ -73,6 +85,7 @@ __all__ = [
     "RELATIONS",
     "Accountant",
     "Best",
+    "Cascade",
     "Chain",
     "Conditional",
     "Direction",
