@@ -209,7 +209,7 @@ def tree_law(tree: Tree, fineness: Fineness) -> GridLaw:
             continue
         # Every operation keeps mass and mean, but for rounding up: the sum of all errors is below this.
         mass, mean = (law.moments() + law.rest)[:2]
-        if not (mass >= 1 - 1e-9 and mean >= tree.b * (1 - 1e-9)):
+        if not (mass >= 1 - 1e-6 and mean >= tree.b * (1 - 1e-6)):
             raise ArithmeticError(f"the tree's law lost mass: {mass}, {mean / tree.b}")
         return law
 

@@ -29,13 +29,13 @@ from dpmf.strategies.base import Array
 _LARGEST_EPSILON = 100.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 60.0  # of G/σ²; outside, the closed forms answer
 _NEGLIGIBLE = 1e-100
-_SMALLEST_SPARE = 1e-120
+_MOST_DECADES = 120
 _LAWS_KEPT = 4
 _SLIP = 1e-11  # relative error of positions: 4u for each of at most 2·20 operations along a path, and exponents' own
 _RENYI_WORK = 1e8
 _FIRSTS = (2, 3, 5, 7, 9, 11, 13, 15)
 _EMPHASES = (0.0, 3.0)
-_TREES_EACH = 3
+_FEW_TREES = 5000  # batches beyond which a tree takes seconds
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _promising_trees(lags: Array, b: int) -> list[Tree]:
     found: list[Tree] = []
     for emphasis in _EMPHASES:
         fitted = [dominating_tree(lags, b, first, emphasis) for first in _FIRSTS if first <= max(b, 2)]
-        for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[:_TREES_EACH]:
+        for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[: 3 if b <= _FEW_TREES else 1]:
             if not any(t.first == tree.first and np.allclose(t.weights, tree.weights, rtol=1e-3) for t in found):
                 found.append(tree)
     return found
@@ -135,16 +135,18 @@ class _Cubic(_RemoveOnly):
         inside = _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE and epsilon <= _LARGEST_EPSILON
         if direction == "add" or not inside:
             return Evaluation(1.0)
+        plain = gaussian_delta(math.sqrt(variance) * (1 + 1e-12), epsilon)  # no amplification
+        if plain <= _NEGLIGIBLE:
+            return Evaluation(plain)
         gamma = math.exp(epsilon)
-        width = 0.05 * (gamma - 1 + 0.05)
-        likely = target_delta
+        # What may be cut off: in decades that many ε and targets share, so that the law does for all of them.
+        decades = 4 * math.ceil(-0.25 * math.log10(3e-5 * (gamma - 0.95) ** 2 * min(target_delta, plain)))
         while True:
-            spare = 10.0 ** (4 * math.floor(math.log10(1e-2 * width**2 * likely) / 4))
-            law = self._law(noise_multiplier, spare)
+            law = self._law(noise_multiplier, 10.0**-decades)
             value, cut, kappa = _cubic_bound(law, self._tree.b, gamma)
-            if cut <= 0.02 * value or spare <= _SMALLEST_SPARE:
+            if cut <= 0.02 * value or decades > _MOST_DECADES:
                 break
-            likely = min(1e-4 * likely, 1e-3 * max(value - cut, 1e-3 * cut))
+            decades += max(4, decades // 8 * 4)
         value = value * (1 + rounding_of(self._tree)) + FLOOR
         return Evaluation(
             min(1.0, float(value)), {"tree": self._tree.first, "threshold": kappa, "nodes": len(law.weights)}
