@@ -19,6 +19,7 @@ from dpmf.accountants.base import (
 )
 from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
 from dpmf.accountants.best import Best
+from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.chain import Chain
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
@@ -29,7 +30,19 @@ from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
     cls.name: cls
-    for cls in (Best, Auto, Chain, Lattice, Renyi, Conditional, Gaussian, MonteCarlo, RandomAllocation, PLDAccounting)
+    for cls in (
+        Best,
+        Auto,
+        Chain,
+        Cascade,
+        Lattice,
+        Renyi,
+        Conditional,
+        Gaussian,
+        MonteCarlo,
+        RandomAllocation,
+        PLDAccounting,
+    )
 }
 
 
@@ -80,6 +93,7 @@ __all__ = [
     "Accountant",
     "Auto",
     "Best",
+    "Cascade",
     "Chain",
     "Conditional",
     "Direction",
