@@ -37,12 +37,15 @@ _OPTION_OF = {
     "matrix": "--file: matrix",
     "max_order": "--max-order",
     "noise_multiplier": "--noise-multiplier",
+    "port": "--port",
     "samples": "--samples",
     "seed": "--seed",
     "strategy": "--strategy",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
+    "time_limit": "--time-limit",
     "work_budget": "--work-budget",
+    "workers": "--workers",
 }
 
 StrategyName = Annotated[
