@@ -56,6 +56,7 @@ def report(
 
     from dpmf.report import checked_output, write_atomically
     from dpmf.web.document import html
+    from dpmf.web.pictures import drawn
     from dpmf.web.recipe import Recipe
     from dpmf.web.view import views
 
@@ -84,5 +85,5 @@ def report(
         ):
             progress.update(task, completed=view.done, total=view.steps, description=view.doing)
     assert view is not None
-    write_atomically(output, html(view, recipe).encode())
+    write_atomically(output, html(view, recipe, drawn(view)).encode())
     print(f"wrote {output}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 from dpmf._version import __version__
-from dpmf.web.pictures import curves_svg, gram_svg
 from dpmf.web.recipe import Recipe
 from dpmf.web.view import Row, View
 
@@ -36,8 +36,14 @@ def outcome(row: Row, complete: bool) -> str:
     return "" if row.binding == "" else f"{row.binding} decides"
 
 
-def html(view: View, recipe: Recipe) -> str:
-    """The whole file."""
+_CAPTIONS = {
+    "curves": "δ(ε): no point in the grey area can be guaranteed",
+    "gram": "The Gram matrix: all that accounting needs to know of the strategy",
+}
+
+
+def html(view: View, recipe: Recipe, pictures: Mapping[str, str]) -> str:
+    """The whole file; `pictures` are those of `pictures.drawn`."""
     target = f"({view.epsilon:g}, {view.delta:g})-DP"
     relation = "a record added or removed" if view.direction == "both" else f"the {view.direction} direction only"
     best = view.best
@@ -56,10 +62,9 @@ def html(view: View, recipe: Recipe) -> str:
         for row in view.rows
     )
     lower = f'<tr><td>certainly not below</td><td class="number">{number(view.lower)}</td><td>certified</td></tr>'
-    pictures = [(curves_svg(view), "δ(ε): no point in the grey area can be guaranteed")] if view.curve_noise else []
-    if view.gram:
-        pictures.append((gram_svg(view), "The Gram matrix: all that accounting needs to know of the strategy"))
-    figures = "\n".join(f"<figure>{svg}<figcaption>{caption}</figcaption></figure>" for svg, caption in pictures)
+    figures = "\n".join(
+        f"<figure>{svg}<figcaption>{_CAPTIONS[name]}</figcaption></figure>" for name, svg in pictures.items()
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 _FLOOR = 1e-16  # below, a logarithmic axis shows nothing of use
 
 
+def drawn(view: View) -> dict[str, str]:
+    """The drawings there is something to show in: "curves", "gram"."""
+    pictures = {}
+    if view.curve_noise is not None:
+        pictures["curves"] = curves_svg(view)
+    if view.gram:
+        pictures["gram"] = gram_svg(view)
+    return pictures
+
+
 def curves_svg(view: View) -> str:
     """δ(ε) of every accountant at one noise multiplier; what is certainly impossible is shaded."""
     order = {row.accountant: i for i, row in enumerate(view.rows)}
@@ -36,7 +46,7 @@ def curves_svg(view: View) -> str:
     ax.set_ylim(max(_FLOOR, min([*shown, view.delta]) / 3), 2)
     ax.set_title(f"at noise multiplier σ = {view.curve_noise:.5g}", fontsize="medium")
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize="small", loc="upper right")
+        ax.legend(fontsize="small", loc="lower left", framealpha=0.9)
     return _svg(figure)
 
 
@@ -50,6 +60,7 @@ def gram_svg(view: View) -> str:
     pooled = "" if len(view.gram) == b else ", largest entry of each block"
     ax.set_title(f"⟨mᵢ, mⱼ⟩ of bins i and j{pooled}", fontsize="medium")
     ax.set(xlabel="bin j", ylabel="bin i")
+    ax.locator_params(integer=True)
     return _svg(figure)
 
 

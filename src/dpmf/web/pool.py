@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpmf.web.request import Request
@@ -37,6 +38,7 @@ class Snapshot:
 
     state: str
     view: View | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)
     ahead: int = 0
     seconds: float = 0.0
     message: str = ""
@@ -51,6 +53,7 @@ class _Job:
     request: Request
     state: str = "waiting"
     view: View | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)
     began: float = 0.0
     message: str = ""
     cancelled: bool = False
@@ -67,7 +70,9 @@ class Pool:
         most_clients: int = MOST_CLIENTS,
         kept_views: int = KEPT_VIEWS,
         lease: float = LEASE,
+        command: Sequence[str] = (sys.executable, "-m", "dpmf.web.worker"),
     ) -> None:
+        self._command = list(command)
         self.time_limit, self.most_clients, self.kept_views, self.lease = time_limit, most_clients, kept_views, lease
         self.started = 0  # computations begun, for tests and the curious
         self._lock = threading.Condition()
@@ -101,7 +106,7 @@ class Pool:
                 self._lock.notify_all()
             if job.state == "waiting":
                 return Snapshot("waiting", ahead=[*self._jobs.values()].index(job))
-            return Snapshot("running", job.view, seconds=time.monotonic() - job.began)
+            return Snapshot("running", job.view, job.pictures, seconds=time.monotonic() - job.began)
 
     def leave(self, client: str) -> None:
         with self._lock:
@@ -154,11 +159,13 @@ class Pool:
 
     def _serve(self) -> None:
         process: subprocess.Popen[str] | None = None
-        served = 0
+        served, ready = 0, False
         while True:
             if process is None or process.poll() is not None or served >= _JOBS_PER_PROCESS:
                 self._end(process)
                 process, served = self._start(), 0
+                # Not on the time of the first request.
+                ready = process.stdout is not None and bool(process.stdout.readline())
             with self._lock:
                 while not self._closed and not (free := [j for j in self._jobs.values() if j.state == "waiting"]):
                     self._lock.wait(1.0)
@@ -168,12 +175,16 @@ class Pool:
                 job.state, job.began, job.process = "running", time.monotonic(), process
                 self.started += 1
             served += 1
-            ended = self._converse(process, job)
+            ended = ready and self._converse(process, job)
             with self._lock:
                 job.process = None
                 if not job.cancelled:
                     del self._jobs[job.request]
                     self._keep(job, ended)
+                spoilt = job.cancelled or job.state == "stopped" or not ended
+            if spoilt:  # a process that was killed may still look alive for a moment
+                self._end(process)
+                process = None
 
     def _converse(self, process: subprocess.Popen[str], job: _Job) -> bool:
         """Without the lock: send the request, take in what comes back. Whether the worker lived to the end of it."""
@@ -188,7 +199,7 @@ class Pool:
                     return True
                 with self._lock:
                     if "view" in message:
-                        job.view = View.from_dict(message["view"])
+                        job.view, job.pictures = View.from_dict(message["view"]), message["pictures"]
                     else:
                         job.message = message["error"]
         except (OSError, ValueError):  # killed between two bytes
@@ -198,23 +209,23 @@ class Pool:
     def _keep(self, job: _Job, ended: bool) -> None:
         seconds = time.monotonic() - job.began
         if job.message:
-            found = Snapshot("failed", job.view, seconds=seconds, message=job.message)
+            found = Snapshot("failed", job.view, job.pictures, seconds=seconds, message=job.message)
         elif job.state == "stopped":
             words = f"stopped after {self.time_limit:g} seconds; what was found by then is shown"
-            found = Snapshot("stopped", job.view, seconds=seconds, message=words)
+            found = Snapshot("stopped", job.view, job.pictures, seconds=seconds, message=words)
         elif ended:
-            found = Snapshot("done", job.view, seconds=seconds)
+            found = Snapshot("done", job.view, job.pictures, seconds=seconds)
         else:
             words = "the process that computed this died, perhaps for want of memory"
-            found = Snapshot("failed", job.view, seconds=seconds, message=words)
-        self._kept[job.request] = replace(found)
+            found = Snapshot("failed", job.view, job.pictures, seconds=seconds, message=words)
+        self._kept[job.request] = found
         while len(self._kept) > self.kept_views:
             self._kept.popitem(last=False)
 
     def _start(self) -> subprocess.Popen[str]:
         one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpmf.web.worker"],
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

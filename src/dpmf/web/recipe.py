@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpmf.web.request import Request
+from dpmf.web.view import CURVE_POINTS
+
+_INTERVALS = CURVE_POINTS - 1
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,15 @@ class Recipe:
             f"target = dict(target_epsilon={self.epsilon!r}, target_delta={self.delta!r}{direction})",
             f"for accountant in [{listed.removesuffix(', ')}]:",
             "    print(accountant, dpmf.calibrate(mechanism, **target, accountant=accountant).noise_multiplier)",
-            'print(dpmf.calibrate(mechanism, **target, accountant="gaussian", with_lower=True).lower)',
         ]
         if curve_noise is not None:
+            top = repr(2 * self.epsilon)
             lines += [
-                f"print(dpmf.delta(mechanism, noise_multiplier={curve_noise!r}, epsilon={self.epsilon!r}{direction},",
-                '                 accountant="gaussian", with_lower=True))  # one point of two curves',
+                f"    at = dict(noise_multiplier={curve_noise!r}, epsilons=[i * {top} / {_INTERVALS} "
+                f"for i in range({CURVE_POINTS})]{direction})",
+                "    print(dpmf.profile(mechanism, **at, accountant=accountant).deltas)",
             ]
+        lines.append('print(dpmf.calibrate(mechanism, **target, accountant="gaussian", with_lower=True).lower)')
         return "\n".join(lines)
 
     def _strategy(self) -> str:

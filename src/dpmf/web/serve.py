@@ -11,9 +11,12 @@ import time
 import urllib.request
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpmf import errors, validation
-from dpmf.web import pool
+
+if TYPE_CHECKING:
+    from dpmf.web.pool import Pool
 
 ADDRESS = "127.0.0.1"
 _TIME_LIMIT, _WORKERS = "DPMF_EXPLORE_TIME_LIMIT", "DPMF_EXPLORE_WORKERS"
@@ -45,13 +48,20 @@ OPTIONS: dict[str, object] = {
 }
 
 
+_making = threading.Lock()
+
+
 @functools.cache
-def shared_pool() -> pool.Pool:
+def _pool() -> Pool:
+    from dpmf.web.pool import Pool
+
+    return Pool(workers=int(os.environ[_WORKERS]), time_limit=float(os.environ[_TIME_LIMIT]))
+
+
+def shared_pool() -> Pool:
     """The one pool of this server."""
-    return pool.Pool(
-        workers=int(os.environ.get(_WORKERS, pool.WORKERS)),
-        time_limit=float(os.environ.get(_TIME_LIMIT, pool.TIME_LIMIT)),
-    )
+    with _making:  # many sessions may begin at once
+        return _pool()
 
 
 def free_port(port: int) -> int:
@@ -76,7 +86,7 @@ def _open_when_ready(url: str) -> None:
     webbrowser.open(url)
 
 
-def serve(port: int, browser: bool, workers: int = pool.WORKERS, time_limit: float = pool.TIME_LIMIT) -> None:
+def serve(port: int, browser: bool, workers: int = 2, time_limit: float = 120.0) -> None:
     """Serve the page until interrupted."""
     if importlib.util.find_spec("streamlit") is None:
         raise errors.missing_extra("streamlit", "web", "dpmf explore")
@@ -100,5 +110,6 @@ def serve(port: int, browser: bool, workers: int = pool.WORKERS, time_limit: flo
     print(f"dpmf explore: {url} (stop with Ctrl-C)", flush=True)
     if browser:
         threading.Thread(target=_open_when_ready, args=(url,), daemon=True).start()
+    shared_pool()  # its processes get ready meanwhile
     bootstrap.run(str(Path(__file__).parent / "script" / "page.py"), False, [], flags)
     shared_pool().close()

@@ -26,6 +26,7 @@ def limit_memory() -> None:
 
 def answers(line: str) -> Any:
     """The messages for one request: views, or one error in words."""
+    from dpmf.web.pictures import drawn
     from dpmf.web.request import Request
     from dpmf.web.view import views
 
@@ -39,7 +40,8 @@ def answers(line: str) -> Any:
             max_order=request.max_order,
             noise_multiplier=request.noise_multiplier,
         ):
-            yield {"view": view.to_dict()}
+            # Drawn here: the server then needs neither the time nor the memory.
+            yield {"view": view.to_dict(), "pictures": drawn(view)}
     except MemoryError:
         yield {"error": "this setting takes more memory than the page allows"}
     except (ValueError, ImportError) as error:
@@ -64,6 +66,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(sys.stdin, requests), daemon=True).start()
     import dpmf.web.view  # noqa: F401 - before the first request, not during it
 
+    print(json.dumps({"ready": True}), file=out, flush=True)
     while True:
         for message in answers(requests.get()):
             print(json.dumps(message), file=out, flush=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import base64
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
 from dpmf.web.document import html, number, outcome
-from dpmf.web.pictures import curves_svg, gram_svg
 from dpmf.web.pool import Pool, Snapshot
 from dpmf.web.recipe import Recipe
-from dpmf.web.request import BANDED, DIRECTIONS, STRATEGIES, Request, parse
+from dpmf.web.request import BANDED, DIRECTIONS, LONGEST_TEXT, STRATEGIES, Request, parse
 from dpmf.web.serve import shared_pool
 from dpmf.web.view import View
 
@@ -30,7 +30,19 @@ _LABELS = {
     "blt": "BLT: optimised, buffered",
     "coefficients": "Coefficients, typed in",
 }
+_LONGEST_ADDRESS = 2000
 _STEP = 0.4  # seconds between two looks at the pool
+
+
+def _from_address(name: str, default: str) -> str:
+    """What the page's address says of a field: a view can be linked to."""
+    return str(st.query_params.get(name, default))
+
+
+def _chosen(name: str, label: str, options: tuple[str, ...], default: str, **more: Any) -> str:
+    asked = _from_address(name, default)
+    index = options.index(asked if asked in options else default)
+    return str(st.selectbox(label, options, index=index, key=name, **more))
 
 
 def _fields() -> tuple[dict[str, str], dict[str, Any]]:
@@ -39,14 +51,13 @@ def _fields() -> tuple[dict[str, str], dict[str, Any]]:
     beside: dict[str, Any] = {}
 
     def text(name: str, label: str, value: str, help_text: str, area: bool = False) -> None:
-        make = st.text_area if area else st.text_input
-        typed[name] = str(make(label, value, key=name, help=help_text, max_chars=50_000 if area else 40))
+        make, longest = (st.text_area, LONGEST_TEXT) if area else (st.text_input, 40)
+        value = _from_address(name, value)[:longest]
+        typed[name] = str(make(label, value, key=name, help=help_text, max_chars=longest))
         beside[name] = st.empty()
 
     with st.sidebar:
-        typed["strategy"] = str(
-            st.selectbox("Strategy", STRATEGIES, index=1, key="strategy", format_func=lambda name: _LABELS[name])
-        )
+        typed["strategy"] = _chosen("strategy", "Strategy", STRATEGIES, "bsr", format_func=lambda name: _LABELS[name])
         beside["strategy"] = st.empty()
         if typed["strategy"] in BANDED:
             text("bandwidth", "Bandwidth p", "4", "of C (BSR, BandMF) or of its inverse (BISR, BandInvMF)")
@@ -59,7 +70,7 @@ def _fields() -> tuple[dict[str, str], dict[str, Any]]:
         text("epsilon", "Target ε", "2", "of the guarantee")
         text("delta", "Target δ", "1e-5", "of the guarantee")
         with st.expander("More"):
-            typed["direction"] = str(st.selectbox("Neighbouring relation", DIRECTIONS, key="direction"))
+            typed["direction"] = _chosen("direction", "Neighbouring relation", DIRECTIONS, "both")
             beside["direction"] = st.empty()
             text("max_order", "Largest Rényi order", "", "empty: as many as the work budget allows")
             text("noise_multiplier", "Noise multiplier of the curves", "", "empty: the smallest one found")
@@ -88,7 +99,7 @@ def _table(view: View, finished: bool) -> None:
     st.markdown("\n".join(lines))
 
 
-def _show(view: View, recipe: Recipe, finished: bool) -> None:
+def _show(view: View, pictures: Mapping[str, str], recipe: Recipe, finished: bool) -> None:
     best = view.best
     left, right = st.columns(2)
     sigma = number(best.noise_multiplier) if best else "…"
@@ -96,19 +107,19 @@ def _show(view: View, recipe: Recipe, finished: bool) -> None:
     right.metric("Certainly not below", number(view.lower) or "…", help="no accountant can certify a smaller one")
     _table(view, finished)
     left, right = st.columns(2)
-    if view.curve_noise is not None:
+    if "curves" in pictures:
         with left:
-            _picture(curves_svg(view), "delta against epsilon, with the certified lower bound shaded")
-    if view.gram:
+            _picture(pictures["curves"], "delta against epsilon, with the certified lower bound shaded")
+    if "gram" in pictures:
         with right:
-            _picture(gram_svg(view), "Gram matrix as a heat map")
+            _picture(pictures["gram"], "Gram matrix as a heat map")
     used = [row.accountant for row in view.rows if row.noise_multiplier is not None]
     if finished and used:
         st.markdown("The same in Python")
         st.code(recipe.python(used, view.curve_noise), language="python")
         st.markdown("The same from the shell")
         st.code(recipe.shell(used), language="bash")
-        st.download_button("This view as one HTML file", html(view, recipe), "dpmf-report.html", "text/html")
+        st.download_button("This view as one HTML file", html(view, recipe, pictures), "dpmf-report.html", "text/html")
 
 
 def _status(place: Any, snapshot: Snapshot) -> None:
@@ -132,7 +143,7 @@ def _follow(pool: Pool, client: str, request: Request) -> None:
         if snapshot.view is not None and (snapshot.view != shown or snapshot.finished):
             shown = snapshot.view
             with body.container():
-                _show(shown, recipe, snapshot.finished)
+                _show(shown, snapshot.pictures, recipe, snapshot.finished)
         if snapshot.finished:
             break
         _status(status, snapshot)
@@ -159,6 +170,8 @@ def main() -> None:
         shared_pool().leave(client)
         st.info("Nothing is computed: see the words beside the fields.")
         return
+    if sum(map(len, typed.values())) < _LONGEST_ADDRESS:
+        st.query_params.from_dict({name: text for name, text in typed.items() if text})
     st.subheader(request.mechanism().name)
     _follow(shared_pool(), client, request)
 
