@@ -51,9 +51,7 @@ def html(view: View, recipe: Recipe, pictures: Mapping[str, str]) -> str:
     if best is None:
         answer = f"No accountant found a noise multiplier for {target}."
     else:
-        answer = (
-            f"Noise multiplier <b>{number(best.noise_multiplier)}</b> gives {target}, guaranteed by {best.accountant}."
-        )
+        answer = f"Noise multiplier <b>{number(best.noise_multiplier)}</b> gives {target}, guaranteed by {escape(best.accountant)}."
     if view.lower:
         answer += f" No accountant can go below {number(view.lower)}."
     rows = "\n".join(
