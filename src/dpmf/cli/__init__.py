@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dpmf._version import __version__
-from dpmf.cli import commands
+from dpmf.cli import commands, pages
 from dpmf.cli.options import fail, in_options
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ for _command in (
     commands.compare,
     commands.accountants,
     commands.strategies,
+    pages.explore,
+    pages.report,
 ):
     app.command()(_command)
 

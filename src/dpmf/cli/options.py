@@ -37,6 +37,7 @@ _OPTION_OF = {
     "matrix": "--file: matrix",
     "max_order": "--max-order",
     "noise_multiplier": "--noise-multiplier",
+    "port": "--port",
     "samples": "--samples",
     "seed": "--seed",
     "strategy": "--strategy",
@@ -44,7 +45,9 @@ _OPTION_OF = {
     "target_epsilon": "--epsilon",
     "time_budget": "--time-budget",
     "tolerance": "--tolerance",
+    "time_limit": "--time-limit",
     "work_budget": "--work-budget",
+    "workers": "--workers",
 }
 
 StrategyName = Annotated[
