@@ -79,15 +79,22 @@ def on_cores(cells: Sequence[Cell], jobs: int) -> Iterator[Record]:
 
 def _one_at_a_time(cells: Sequence[Cell]) -> Iterator[Record]:
     """In one process, which is replaced when it dies."""
-    from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    for cell in cells:
-        executor = get_reusable_executor(max_workers=1, timeout=600)
+    waiting = list(cells)
+    while waiting:
+        executor = ProcessPoolExecutor(max_workers=1)
         try:
-            yield executor.submit(_compute_in_worker, cell, os.getpid()).result()
-        except TerminatedWorkerError as problem:
-            yield _died(cell, problem)
+            while waiting:
+                cell = waiting.pop(0)
+                try:
+                    yield executor.submit(_compute_in_worker, cell, os.getpid()).result()
+                except TerminatedWorkerError as problem:
+                    yield _died(cell, problem)
+                    break
+        finally:
+            executor.shutdown(kill_workers=True)
 
 
 def on_dask(cells: Sequence[Cell], address: str, wait: float = 10.0) -> Iterator[Record]:

@@ -47,16 +47,14 @@ LOOKS: dict[str, dict[str, Any]] = {
     "bsr-64": {"color": _GREEN, "linestyle": _DASHDOT, "marker": "^"},
     "bisr-4": {"color": _RED, "linestyle": _DASHED, "marker": "s"},
     "bisr-64": {"color": _PINK, "linestyle": _SHORT, "marker": "D"},
+    "limit-1": {"color": "0.6", "linestyle": _DASHED, "marker": "d"},
+    "limit-2": {"color": "0.35", "linestyle": "-", "marker": "h"},
+    "limit-3": {"color": "0.7", "linestyle": _LONG, "marker": "p"},
+    "limit-4": {"color": "0.2", "linestyle": _SHORT, "marker": "*"},
 }
-_LIMITS = (
-    {"color": "0.55", "linestyle": _DASHED, "marker": "d"},
-    {"color": "0.35", "linestyle": "-", "marker": "h"},
-    {"color": "0.7", "linestyle": _LONG, "marker": "p"},
-    {"color": "0.2", "linestyle": _SHORT, "marker": "*"},
-)
-_STYLE = {
+_STYLE: Any = {
     "font.size": 8.5,
-    "axes.titlesize": 8.5,
+    "axes.titlesize": 8,
     "legend.fontsize": 8,
     "font.family": "DejaVu Sans",
     "pdf.fonttype": 42,
@@ -65,10 +63,7 @@ _PANEL = (2.55, 2.15)  # inches
 
 
 def look_of(line: Line) -> dict[str, Any]:
-    look = LOOKS.get(line.look)
-    if look is None:  # Monte Carlo limits are many: a series of greys
-        look = _LIMITS[sum(map(ord, line.look)) % len(_LIMITS)]
-    return {"markersize": 3.6, "linewidth": 1.2, **look}
+    return {"markersize": 3.6, "linewidth": 1.2, **LOOKS[line.look]}
 
 
 def picture(spec: FigureSpec, results: Results) -> Figure:
@@ -104,8 +99,9 @@ def _legend(figure: Figure, axes: np.ndarray) -> None:
             handle = everything[names[0]]
             everything = {k: v for k, v in everything.items() if k not in names}
             everything["lattice or chain (dpmf)"] = handle
+        columns = min(len(everything), max(2, int(figure.get_figwidth() / 1.9)))
         figure.legend(
-            list(everything.values()), list(everything), loc="outside lower center", ncols=min(4, len(everything)),
+            list(everything.values()), list(everything), loc="outside lower center", ncols=columns,
             frameon=False,
         )  # fmt: skip
         return
@@ -134,6 +130,8 @@ def _lines(ax: Any, panel: Panel, results: Results) -> None:
             ticks = _round_numbers(min(shown), max(shown))
             ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
             ax.minorticks_off()
+    if panel.y_range is not None:
+        ax.set_ylim(*panel.y_range)
     if panel.x_ticks:
         ax.set_xticks(panel.x_ticks, [f"{t:g}" for t in panel.x_ticks])
         ax.minorticks_off()

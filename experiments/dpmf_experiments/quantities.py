@@ -105,7 +105,7 @@ def gram(*, mechanism: Plain, decades: float = 4.0) -> Result:
     i = np.arange(b)
     apart = np.abs(i[:, None] - i)
     distance = np.minimum(apart, b - apart)
-    levels = (0, 1, 4, 16, 64, b // 2)
+    levels = sorted({d for d in (0, 1, 4, 16, 64, b // 2) if d <= b // 2})
     return {
         "image": base64.b64encode(zlib.compress(shades.astype(np.uint8).tobytes(), 9)).decode(),
         "size": b,

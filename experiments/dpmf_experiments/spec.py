@@ -120,7 +120,7 @@ def _accountant_name(plain: Mapping[str, Any]) -> str:
     options = ",".join(
         f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in plain.get("options", {}).items()
     )
-    return plain["name"] + (f"({options})" if options else "")
+    return str(plain["name"]) + (f"({options})" if options else "")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Line:
 
     def points(self, results: Mapping[Cell, Mapping[str, Any]]) -> list[tuple[float, float]]:
         """The (x, y) there are: a cell that is missing, or has no number there, is left out."""
-        divisor = 1.0
+        divisor: Any = 1.0
         if self.over is not None:
             if self.over not in results:
                 return []
@@ -153,10 +153,12 @@ class Line:
             if cell not in results:
                 continue
             result = results[cell]
-            xs = result[self.x] if isinstance(self.x, str) else self.x[i]
+            xs: Any = result[self.x] if isinstance(self.x, str) else self.x[i]
             ys = result[self.y]
-            pairs = zip(xs, ys, strict=False) if isinstance(ys, list) else [(xs, ys)]
-            found += [(x, y / divisor) for x, y in pairs if x is not None and y is not None]
+            many = isinstance(ys, list)
+            over = divisor if isinstance(divisor, list) else [divisor] * (len(ys) if many else 1)
+            triples = zip(xs, ys, over, strict=True) if many else [(xs, ys, divisor)]
+            found += [(x, y / d) for x, y, d in triples if x is not None and y is not None]
         return sorted(found)
 
 
@@ -171,6 +173,7 @@ class Panel:
     log: str = "xy"
     kind: str = "lines"
     x_ticks: tuple[float, ...] = ()
+    y_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
