@@ -109,6 +109,22 @@ class Renyi(Accountant):
             members.append(_UnamplifiedRenyi(mechanism, gram, add, self.max_order))
         return Portfolio(self.name, mechanism, members)
 
+    def divergences(self, mechanism: Mechanism, noise_multiplier: float, order: int) -> Array:
+        """Upper bounds on R_α(P‖Q) (the remove direction) for α = 2..order, all orders from one dynamic program.
+
+        **Formal guarantees.** Those of `prepare`: each truncation is an upper bound at every order, and the least of
+        them is returned. Orders are computed whatever the work budget says, so it may take long.
+        """
+        sigma = validation.positive("noise_multiplier", noise_multiplier)
+        order = validation.integer("order", order, at_least=2)
+        gram = mechanism.gram * (1 + (2 * mechanism.allocation.iterations + 4) * 2.0**-52)
+        found = [
+            table.log_moments(sigma, order)[2 : order + 1]
+            for p in _widths(gram, self.bandwidth)
+            for table in _tables(gram, p)
+        ]
+        return np.asarray(np.min(found, axis=0) / np.arange(1, order))
+
     def orders_within(self, table: MomentTable, budget: float) -> int:
         """The largest order that fits the budget; 2 always does, or nothing could be answered."""
         most = min(self.max_order or _MOST_ORDERS, table.largest_order)
