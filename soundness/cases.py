@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 import dpmf
-from dpmf.accountants import ACCOUNTANTS, DIRECTIONS, Accountant, Best, Chain, Conditional, Lattice, PreparedAccountant
+from dpmf.accountants import (
+    ACCOUNTANTS,
+    DIRECTIONS,
+    Accountant,
+    Best,
+    Cascade,
+    Chain,
+    Conditional,
+    Lattice,
+    PreparedAccountant,
+)
 from dpmf.accountants import Renyi as RenyiAccountant
 from dpmf.accountants import lower as lower_bounds
 from dpmf.errors import CalibrationError
@@ -91,6 +101,10 @@ def _lattice(rng: np.random.Generator) -> Lattice:
     )
 
 
+def _cascade(rng: np.random.Generator) -> Cascade:
+    return Cascade(discretisation_loss=float(rng.choice([0.002, 0.02, 0.2])))
+
+
 def _best(rng: np.random.Generator) -> Best:
     return Best(renyi=RenyiAccountant(work_budget=1e5))
 
@@ -98,6 +112,7 @@ def _best(rng: np.random.Generator) -> Best:
 # Drawers of options; an accountant that is not here is asked with its defaults.
 OPTIONS: dict[str, Callable[[np.random.Generator], Accountant]] = {
     "renyi": _renyi, "conditional": _conditional, "chain": _chain, "lattice": _lattice, "best": _best,
+    "cascade": _cascade,
 }  # fmt: skip
 
 
@@ -106,10 +121,12 @@ def _share(name: str, bins: int) -> float:
     if name in ("gaussian", "renyi", "lattice"):
         return 1.0
     if name == "conditional":
-        return 1.0 if bins <= 4 else 0.6
+        return 0.7 if bins <= 4 else 0.4
+    if name == "cascade":
+        return 0.4
     if bins > 4:
-        return 0.02 if name == "chain" else 0.003 if bins <= 10 else 0.0
-    return {"chain": {1: 0.3, 2: 0.5, 3: 0.15, 4: 0.05}[bins], "best": 0.03}.get(name, 0.05)
+        return 0.01 if name == "chain" else 0.003 if bins <= 10 else 0.0
+    return {"chain": {1: 0.2, 2: 0.3, 3: 0.15, 4: 0.05}[bins], "best": 0.03}.get(name, 0.05)
 
 
 def accountants_for(problem: Problem, seed: int) -> Iterator[tuple[Accountant, np.random.Generator]]:

@@ -146,12 +146,12 @@ def draw_problem(seed: int, index: int) -> Problem:
     delta = _log_uniform(rng, *DELTA_RANGE)
     if rng.random() < 0.25:  # blind: mostly far too much noise, or far too little
         sigma = _log_uniform(rng, *SIGMA_RANGE)
-        epsilons = [_log_uniform(rng, *EPSILON_RANGE) for _ in range(4)]
+        epsilons = [_log_uniform(rng, *EPSILON_RANGE) for _ in range(6)]
     else:
         sigma = min(max(math.sqrt(largest / _log_uniform(rng, 1e-4, 60.0)), SIGMA_RANGE[0]), SIGMA_RANGE[1])
         # Where no amplification would give δ; with it, somewhat below.
         near = _gaussian_epsilon(largest / sigma**2, delta)
-        epsilons = [near * f for f in (*rng.uniform(0.1, 0.7, 2), *rng.uniform(0.7, 1.2, 2))]
+        epsilons = [near * f for f in (*rng.uniform(0.1, 0.7, 3), *rng.uniform(0.7, 1.2, 3))]
     rng.shuffle(epsilons)
     if size in ("b=4", "sampled"):
         epsilons = epsilons[:1]

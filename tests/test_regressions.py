@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from soundness.problems import signal_to_noise
+from soundness.truth import true_delta
 
 import dpmf
 from dpmf.accountants import Chain, Conditional
-from soundness.problems import signal_to_noise
-from soundness.truth import true_delta
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:

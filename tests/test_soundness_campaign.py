@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
-
-from dpmf.accountants import ACCOUNTANTS
 from soundness import campaign, cases, check_problem, draw_problem, summary, true_delta
 from soundness.cases import Finding
 from soundness.truth import Truth, gaussian_delta, sampled_delta
+
+from dpmf.accountants import ACCOUNTANTS
 
 SLICE = 2000
 SEED = 1  # not the one of the committed run

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import fft
 from scipy.special import log_ndtr, ndtri
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.kernels import announce_compilation
 from dpmf.strategies.base import Array
 
@@ -416,6 +416,7 @@ def _spectrum(
     spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
     announce_compilation(fill_rows)
     for start in range(0, sizes, chunk):
+        budget.check()
         part = rows[: min(chunk, sizes - start)]
         fill_rows(part, start, mixtures.starts, mixtures.means, mixtures.weights, sigma, add, lattice, orders, sums)
         if mixtures.total == 1:

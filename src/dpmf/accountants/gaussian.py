@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from scipy.special import log_ndtr
 
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
@@ -37,9 +36,11 @@ class _PreparedGaussian(PreparedAccountant):
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
-        gram, b = mechanism.gram, mechanism.allocation.batches_per_epoch
+        sums, b = mechanism.gram_sums, mechanism.allocation.batches_per_epoch
         up = 1 + (mechanism.allocation.iterations + 2 * b + 8) * 2.0**-51
-        largest, mean, variance = float(gram.max()), float(np.trace(gram)) / (2 * b), float(gram.sum()) / b**2
+        # No entry of a Gram matrix exceeds the largest on its diagonal.
+        largest, mean = float(sums.diagonal.max()), float(sums.diagonal.sum()) / (2 * b)
+        variance = sums.total / b**2
         # (mean, variance) of the bound on the privacy loss, times σ².
         self._law = {"remove": (largest / 2 * up, largest * up), "add": (mean * up, variance * up)}
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dpmf._version import __version__
-from dpmf.cli import commands, verify
+from dpmf.cli import commands, pages, verify
 from dpmf.cli.options import fail, in_options
 
 app = typer.Typer(
@@ -33,6 +33,8 @@ for _command in (
     verify.verify,
     commands.accountants,
     commands.strategies,
+    pages.explore,
+    pages.report,
 ):
     app.command()(_command)
 
