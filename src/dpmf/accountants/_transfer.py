@@ -24,11 +24,8 @@ _WEIGHT_FLOOR = 1e-34  # where the quadrature's relative error is not under cont
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.5
-<<<<<<< HEAD
 _MOST_SMOOTHING = 6.0  # ηθ, which costs a factor e^(18): the plain Gaussian mechanism does better
-=======
 _WRAP = 5.0  # θL of the inversion by parity: aliases are worth e^(−5) of a smaller option, rounding grows with e^(θL)
->>>>>>> main
 _NARROWEST = 20  # a standard deviation below spacing/20 is not worth resolving
 
 

@@ -37,6 +37,7 @@ class Auto(Accountant):
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "the cheapest accountant within a tolerance of the certified lower bound"
+    rests_on: ClassVar[str] = "that of the accountant it chose; which one it is does not matter for soundness"
 
     tolerance: float = 0.02
     time_budget: float | None = None
