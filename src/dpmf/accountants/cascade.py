@@ -48,7 +48,7 @@ class Cascade(Accountant):
 
     name: ClassVar[str] = "cascade"
     summary: ClassVar[str] = "averages of trees that dominate the noise; any bandwidth, any b; remove direction, fast"
-    rests_on: ClassVar[str] = "Kahane's inequality: averages of trees dominate; third-order moments and closed forms of tree sums"
+    rests_on: ClassVar[str] = "convexity of E f(A) in the Gram matrix, Kahane's inequality: averages of trees dominate"
 
     discretisation_loss: float = 0.002
 
