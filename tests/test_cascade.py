@@ -11,6 +11,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from scipy.special import ndtr
 from test_soundness_renyi import log_uniform, mechanisms, random_settings
 
@@ -105,6 +106,28 @@ def test_the_cubic_is_above_the_option(a: float, gamma: float, width: float) -> 
     assert cubic >= max(a - gamma, 0.0) * (1 - 1e-12) - 1e-12
     touching = gamma + width / 2
     assert 4 / 27 / width**2 * (touching - gamma + width) ** 3 == pytest.approx(touching - gamma)
+
+
+def test_no_mixture_of_hinges_beats_one() -> None:
+    """All that the theorem allows: linear + quadratic + cubic hinges, the latter with weights ≥ 0."""
+    b, gamma = 100, math.exp(0.5)
+    law = tree_law(tree_of(b, 3, [0.01, 0.02, 0.05, 0.05, 0.1, 0.1, 0.3]), Fineness(0.01, 1e-12))
+    a, weights = np.append(0.0, law.nodes / b), np.append(law.zero, law.weights)
+    hinges = np.concatenate((np.linspace(0, 1, 10), np.linspace(1.02, 1.5 * gamma, 120)))
+    where = np.unique(np.concatenate((a, np.linspace(0, 3 * gamma, 500))))
+
+    def table(x: np.ndarray) -> np.ndarray:
+        return np.column_stack((np.ones_like(x), x, x**2, np.maximum(x[:, None] - hinges, 0) ** 3))
+
+    # Above 0 and above a − γ, at all these points.
+    scale = np.abs(table(where)).max(axis=0)
+    above = np.tile(table(where) / scale, (2, 1))
+    floor = np.concatenate((np.zeros(len(where)), where - gamma))
+    bounds = [(None, None)] * 2 + [(0, None)] * (1 + len(hinges))
+    cost = weights @ table(a) / scale
+    found = linprog(cost / cost.max(), A_ub=-above, b_ub=-floor, bounds=bounds, method="highs")
+    assert found.status == 0
+    assert found.fun * cost.max() > 0.97 * _cubic_bound(law, b, gamma)[0]
 
 
 # --- trees ----------------------------------------------------------------------------------------------------------
