@@ -23,8 +23,8 @@ class Grid:
     epsilons: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     samples: int = 100_000
     samples_large: int = 20_000  # where b = 1000
-    whp_points: tuple[float, ...] = (0.5, 1.0, 2.0, 8.0)
-    whp_multiples: tuple[float, ...] = (1.25, 4.0)
+    whp_points: tuple[float, ...] = (0.5, 2.0, 8.0)
+    whp_multiples: tuple[float, ...] = (1.25, 3.0)
     runtime_deltas: tuple[float, ...] = (1e-3, 1e-4, 1e-5, 1e-6)
     runtime_iterations: tuple[int, ...] = (200, 400, 800, 1600, 3200)
     runtime_batches: tuple[int, ...] = (25, 50, 100, 200)
@@ -209,7 +209,7 @@ def limits(grid: Grid) -> FigureSpec:
                     "epsilon", mechanism=mechanism, accountant=which, sigma=_NEAR[mechanism][e], delta=DELTA,
                     direction="remove",
                 )
-                for e in (grid.whp_points[1:3] if large else grid.whp_points)
+                for e in (grid.whp_points[1:2] if large else grid.whp_points)
             )  # fmt: skip
             lines.append(Line(f"limit, {multiple:g}·s_min samples", f"limit-{number}", cells, "epsilon", "sigma"))
         panels.append(_sigma_panel(mechanism, (*lines, *_reference(mechanism, grid)), grid))
