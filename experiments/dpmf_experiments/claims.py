@@ -134,8 +134,8 @@ def add_direction(n: Numbers) -> tuple[str, str]:
 
 def high_probability(n: Numbers) -> tuple[str, str]:
     ratios = []
-    for m in (m for m in f.MAIN if m.batches < 1000):
-        label = f"limit, {n.grid.whp_multiples[-1]:g}·s_min samples"
+    label = f"limit, {n.grid.whp_multiples[-1]:g}·s_min samples"
+    for m in (m for m in f.MAIN if label in n.panel("fig-limits", m.title)):
         e, s = zip(*[(e, n.truth(m, e)) for e in reversed(n.grid.epsilons)], strict=True)
         for x, y in n.points(n.panel("fig-limits", m.title)[label]):
             ratios.append(x / float(np.exp(np.interp(np.log(y), np.log(s), np.log(e)))))

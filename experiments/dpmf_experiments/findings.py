@@ -124,7 +124,7 @@ def limits(n: Numbers) -> str:
         return [x / float(np.exp(np.interp(np.log(y), np.log(s), np.log(e)))) for x, y in points]
 
     few, many = (f"limit, {m:g}·s_min samples" for m in (n.grid.whp_multiples[0], n.grid.whp_multiples[-1]))
-    mechanisms = [m for m in f.MAIN if m.batches < 1000]
+    mechanisms = [m for m in f.MAIN if many in n.panel("fig-limits", m.title)]
     first = [x for m in mechanisms for x in excess(m, few)]
     last = [x for m in mechanisms for x in excess(m, many)]
     least = f.minimum_samples(f.DELTA, f.DELTA)
