@@ -52,7 +52,7 @@ benchmark: $(VENV)/.full
 $(VENV)-random-allocation/.figures: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-random-allocation
 	@$(VENV)-random-allocation/bin/pip install --quiet --editable '.[random-allocation,experiments]'
-	@touch $@
+	@touch $@ $(VENV)-random-allocation/.ready
 
 figures: $(VENV)/.full $(VENV)-random-allocation/.figures
 	$(VENV)-random-allocation/bin/dpmf-experiments run --only random-allocation
