@@ -125,7 +125,7 @@ def test_never_below_quadrature_and_close(strategy, b: int, k: int, n: int, sigm
         for direction, signed, delta in both_directions(truth, epsilon):
             bound = pmfs[direction].get_delta_for_epsilon(signed)
             assert bound >= delta * (1 - 1e-8) - 1e-14, (direction, signed)
-            if 1e-6 < delta:
+            if delta > 1e-6:
                 looser = truth(max(0.9 * epsilon - 0.05, 0.0), direction) if signed > 0 else delta + 0.02
                 assert bound <= 1.05 * looser, (direction, signed)
 

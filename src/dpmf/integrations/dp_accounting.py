@@ -129,8 +129,8 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
     """dp_accounting's `PLDAccountant`, which knows `BallsInBinsMatrixDpEvent` too.
 
     Supported wherever the event stands alone or inside `ComposedDpEvent` and `SelfComposedDpEvent`; not inside events
-    that sample. Composed n times, each run throws its records into bins anew. Neighbours differ in one record that is added or removed, or replaced by one that contributes nothing;
-    `REPLACE_ONE` is not supported.
+    that sample. Composed n times, each run throws its records into bins anew. Neighbours differ in one record that is
+    added or removed, or replaced by one that contributes nothing; `REPLACE_ONE` is not supported.
 
     **Formal guarantees.** As for `loss_distribution` and `PLDAccountant`: upper bounds. An event composed n
     times costs n times its privacy loss, composed as distributions, not as a multiple of ε.
