@@ -14,6 +14,7 @@ from dpmf.strategies.base import Array
 
 _LEAST_RATE, _TOP_RATE = 1e-5, 5.0
 _FEWEST = 24  # indices in a block up to which every pair is a constraint from the start
+_LONGEST, _LENGTHS = 300, 2  # of blocks, and how many lengths are tried
 _MOST_RAISED = 1.3  # a fit that has to be raised by more is no fit
 
 
@@ -27,7 +28,9 @@ class _BlockFit:
     def __init__(self, lags: Array, length: int, emphasis: float, pinned: bool) -> None:
         self._pinned, n = pinned, length
         self._n, self._scale = n, float(lags[0])
-        g = np.concatenate((lags[: len(lags) // 2 + 1] / lags[0], np.zeros(2 * n)))
+        # Of two blocks on a ring, each pair is linked twice: once within half the ring.
+        reach = len(lags) if len(lags) > 2 * n else len(lags) // 2 + 1
+        g = np.concatenate((lags[:reach] / lags[0], np.zeros(2 * n)))
         i = np.arange(n)
         self._within, self._across = g[np.abs(i[:, None] - i)], g[n + i - i[:, None]]
         self._weight_within = np.exp(emphasis * self._within)
@@ -202,15 +205,28 @@ def _hats(place: Array, knots: Array) -> Array:
     return np.stack([np.interp(place, knots, row) for row in np.eye(len(knots))], axis=1)
 
 
+def block_lengths(width: int, b: int) -> list[int]:
+    """Lengths worth trying for a ring (or line) of b indices whose covariance ends before lag `width`.
+
+    Two indices of blocks that are not adjacent are at least L + 1 apart, so L ≥ width − 1 covers all pairs.
+    """
+    least = max(3, width - 1)
+    found = {b // blocks for blocks in range(3, b // least + 1)} if least <= _LONGEST else set()
+    near = sorted((x for x in found if x <= 2 * least), key=lambda x: abs(x / least - 1.2) + 2 * (b % x) / b)
+    return near[:_LENGTHS]
+
+
 def renewal_blocks(gram: Array, emphasis: float, pinned: bool, lengths: list[int]) -> RenewalModel | None:
     """The best fit over some block lengths; None where no fit is good enough.
 
     **Formal guarantees.** As for `separators`: the covariance, computed from the numbers returned, is at least the
     circulant majorant of G in every entry, on the ring of whole blocks that is left after at most L − 1 indices are
-    dropped.
+    dropped (the Toeplitz majorant of a G that does not wrap, on a line, where none has to be dropped).
     """
     g = lags_of(gram)
     b = len(g)
+    linear = np.array([np.diagonal(gram, d).max() for d in range(b)])
+    wraps = bool(np.any(linear[b // 2 + 1 :] > 0))
     best: tuple[float, RenewalModel] | None = None
     for length in lengths:
         blocks = b // length
@@ -219,9 +235,11 @@ def renewal_blocks(gram: Array, emphasis: float, pinned: bool, lengths: list[int
         near = np.minimum(d, kept - d)
         lags = np.maximum(g[near], g[np.minimum(near + b - kept, kept - near)])
         lags[0] = g[0]
+        closed = wraps or kept < b
+        lags = lags if closed else linear
         fit = _BlockFit(lags, length, emphasis, pinned)
         solution = fit.solve()
-        model = None if solution is None else _dominating(fit.model(solution, blocks, True), lags)
+        model = None if solution is None else _dominating(fit.model(solution, blocks, closed), lags)
         if model is not None:
             cost = cost_of(model, lags, emphasis) * b / kept
             if best is None or cost < best[0]:
@@ -239,8 +257,7 @@ def cost_of(model: RenewalModel, lags: Array, emphasis: float) -> float:
 
 def _targets(model: RenewalModel, lags: Array) -> list[tuple[int, Array]]:
     i = np.arange(model.length)
-    offsets = range(model.blocks)
-    return [(o, lags[(o * model.length + i - i[:, None]) % len(lags)]) for o in offsets]
+    return [(o, lags[np.abs(o * model.length + i - i[:, None])]) for o in range(model.blocks)]
 
 
 def _dominating(model: RenewalModel, lags: Array) -> RenewalModel | None:
