@@ -350,7 +350,7 @@ def _runtime_lines(mechanisms: Sequence[MechanismSpec], xs: Sequence[float], gri
         line("Rényi, α = 8", "renyi", _runtime_renyi),
         line("conditional, first σ", "conditional", lambda _: AM_GM),
         line("conditional, next σ", "conditional-next", lambda _: AM_GM, "next"),
-        line("Monte Carlo, δ = 10⁻⁵", "monte-carlo", lambda _: _runtime_sampler(1e-5)),
+        line("Monte Carlo, δ = 10⁻⁵", "sampled", lambda _: _runtime_sampler(1e-5)),
         line("chain (dpmf)", "tight", lambda _: CHAIN),
     )
 
@@ -363,7 +363,7 @@ def runtime(grid: Grid) -> FigureSpec:
         for text, look, which in (
             ("Rényi, α = 8", "renyi", lambda _: _runtime_renyi(base)),
             ("conditional, first σ", "conditional", lambda _: AM_GM),
-            ("Monte Carlo, s_min(δ) samples", "monte-carlo", _runtime_sampler),
+            ("Monte Carlo, s_min(δ) samples", "sampled", _runtime_sampler),
             ("chain (dpmf)", "tight", lambda _: CHAIN),
         )
     )
@@ -382,12 +382,14 @@ def runtime(grid: Grid) -> FigureSpec:
             _runtime_lines(by_iterations, grid.runtime_iterations, grid),
             "iterations N",
             label,
+            x_ticks=tuple(map(float, grid.runtime_iterations)),
         ),
         Panel(
             f"b varies (BSR, N = {total}, p = 4)",
             _runtime_lines(by_batches, grid.runtime_batches, grid),
             "batches per epoch b",
             label,
+            x_ticks=tuple(map(float, grid.runtime_batches)),
         ),
         Panel("p varies (BSR, N = 1000, b = 100)", tuple(by_bandwidth), "bandwidth p", label, log="y"),
     )

@@ -47,7 +47,8 @@ class Numbers:
 
     def panel(self, figure: str, title: str) -> dict[str, Line]:
         spec = f.catalogue(self.grid is f.FULL)[figure]
-        [found] = [panel for panel in spec.panels if panel.title.startswith(title)]
+        exact = [panel for panel in spec.panels if panel.title == title]
+        [found] = exact or [panel for panel in spec.panels if panel.title.startswith(title)]
         return {line.label: line for line in found.lines}
 
     def points(self, line: Line) -> list[tuple[float, float]]:
