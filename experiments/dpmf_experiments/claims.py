@@ -136,9 +136,7 @@ def high_probability(n: Numbers) -> tuple[str, str]:
     ratios = []
     label = f"limit, {n.grid.whp_multiples[-1]:g}·s_min samples"
     for m in (m for m in f.MAIN if label in n.panel("fig-limits", m.title)):
-        e, s = zip(*[(e, n.truth(m, e)) for e in reversed(n.grid.epsilons)], strict=True)
-        for x, y in n.points(n.panel("fig-limits", m.title)[label]):
-            ratios.append(x / float(np.exp(np.interp(np.log(y), np.log(s), np.log(e)))))
+        ratios += [x / n.true_epsilon_between(m, y) for x, y in n.points(n.panel("fig-limits", m.title)[label])]
     middle = float(np.median(ratios))
     return (AGREES if middle < 1.1 else PARTLY), (
         f"With {n.grid.whp_multiples[-1]:g}·s_min samples the limit on ε is {middle:.2f} times the true ε (median; "
