@@ -76,7 +76,7 @@ def page(data: dict[str, Any]) -> str:
         "page; the numbers are in `docs/data/benchmarks.json`. Seconds are those of the processor, on one thread, "
         "which other work on the machine disturbs little; compare them with each other, not with other machines.\n",
         f"Machine: {data['beside']['machine']} (beside the peers); {data['growth']['machine']} (growth).\n",
-        "![tightness against seconds, for three mechanisms](pictures/benchmarks.png)\n",
+        "![tightness against seconds, for two mechanisms](pictures/benchmarks.png)\n",
         "## Tightness and seconds\n",
         "Everybody is asked the same: ε at δ = 10⁻⁵ for a noise multiplier, the true one for ε₀. σ/σ_true is how many "
         "times the noise that is really needed an accountant's answer amounts to: 1 is perfect, and below 1 is not a "

@@ -51,7 +51,6 @@ def mechanisms() -> dict[str, dpmf.Mechanism]:
     return {
         "DP-SGD, N = b = 100": dpmf.Mechanism(s.dpsgd(), bins(1, 100)),
         "BSR(p=4), N = b = 100": dpmf.Mechanism(s.bsr(4), bins(1, 100)),
-        "BSR(p=4), N = 1000, b = 100": dpmf.Mechanism(s.bsr(4), bins(10, 100)),
     }
 
 

@@ -37,7 +37,7 @@ def seconds(mechanism: dpmf.Mechanism, accountant: Accountant) -> float:
     _ = mechanism.gram
     sigma = 1.2 * mechanism.sensitivity
     best, spent = math.inf, 0.0
-    while spent < 0.3:
+    while spent < 0.1:
         began = time.process_time()
         accountant.prepare(mechanism).delta_one_way(sigma, EPSILON, "remove")
         took = max(time.process_time() - began, 1e-7)
@@ -53,12 +53,11 @@ def sweeps() -> dict[tuple[str, str], list[tuple[float, dpmf.Mechanism, Accounta
     """(accountant, what grows) → points."""
     few = MonteCarlo(samples=20_000)
     am_gm = Conditional(family="am-gm")
-    iterations, batches = (200, 400, 800, 1600), (25, 50, 100, 200)
+    iterations, batches = (200, 400, 800), (25, 50, 100)
     found: dict[tuple[str, str], list[tuple[float, dpmf.Mechanism, Accountant]]] = {}
     for name, accountant, make in (
         ("renyi, p = 4, α ≤ 8", renyi(4, 8), lambda k, b: bsr(4, k, b)),
         ("conditional, AM-GM", am_gm, lambda k, b: bsr(4, k, b)),
-        ("conditional", Conditional(), lambda k, b: bsr(4, k, b)),
         ("chain", Chain(), lambda k, b: bsr(4, k, b)),
         ("monte-carlo, 20,000 samples", few, lambda k, b: bsr(4, k, b)),
         ("lattice", Lattice(), dpsgd),
@@ -66,9 +65,9 @@ def sweeps() -> dict[tuple[str, str], list[tuple[float, dpmf.Mechanism, Accounta
         found[name, "N"] = [(n, make(n // 100, 100), accountant) for n in iterations]
         found[name, "b"] = [(b, make(4, b), accountant) for b in batches]
     for name, accountant in (("conditional, AM-GM", am_gm), ("chain", Chain()), ("monte-carlo, 20,000 samples", few)):
-        found[name, "p"] = [(p, bsr(p, 1, 100), accountant) for p in (2, 4, 8, 16)]
+        found[name, "p"] = [(p, bsr(p, 1, 100), accountant) for p in (2, 4, 8)]
     found["renyi, α ≤ 8", "p"] = [(p, bsr(p, 4, 100), renyi(p, 8)) for p in (2, 3, 4, 5)]
-    found["renyi, p = 4", "α"] = [(a, bsr(4, 1, 100), renyi(4, a)) for a in (8, 16, 24)]
+    found["renyi, p = 4", "α"] = [(a, bsr(4, 1, 100), renyi(4, a)) for a in (6, 9, 12, 16)]
     found["renyi, p = 1", "α"] = [(a, dpsgd(1, 1000), renyi(1, a)) for a in (100, 200, 400, 800)]
     found["monte-carlo, s_min(δ) samples", "1/δ"] = [
         (1 / d, bsr(4, 1, 100), MonteCarlo(samples=minimum_samples(d, 0.01), importance=False))

@@ -120,13 +120,13 @@ def add_direction(n: Numbers) -> tuple[str, str]:
         return [(m, e) for m, e, add, remove in pairs if add > remove]
 
     paper, own = add_above(f.PAPER_RENYI), add_above(f.RENYI)
-    example = next(iter(own or paper), None)
     shown = ""
-    if example:
-        m, e = example
-        add, remove = (n.sigma(m, f.RENYI, e, way) for way in ("add", "remove"))
+    if own or paper:
+        m, e = (own or paper)[0]
+        which = f.RENYI if own else f.PAPER_RENYI
+        add, remove = (n.sigma(m, which, e, way) for way in ("add", "remove"))
         shown = f" For instance {_short(m)}, ε = {e:g}: add {add:.3f}, remove {remove:.3f}."
-    return _verdict(len(cells) - len(own) - (0 if own else len(paper)), len(cells)), (
+    return _verdict(len(cells) - len({*own, *paper}), len(cells)), (
         f"The add bound needs more noise in {len(paper)} of {len(cells)} cells with the paper's orders, in {len(own)} "
         f"with dpmf's, each direction at its own best order.{shown} The exact add δ is another matter: see the figure."
     )
@@ -136,9 +136,7 @@ def high_probability(n: Numbers) -> tuple[str, str]:
     ratios = []
     label = f"limit, {n.grid.whp_multiples[-1]:g}·s_min samples"
     for m in (m for m in f.MAIN if label in n.panel("fig-limits", m.title)):
-        e, s = zip(*[(e, n.truth(m, e)) for e in reversed(n.grid.epsilons)], strict=True)
-        for x, y in n.points(n.panel("fig-limits", m.title)[label]):
-            ratios.append(x / float(np.exp(np.interp(np.log(y), np.log(s), np.log(e)))))
+        ratios += [x / n.true_epsilon_between(m, y) for x, y in n.points(n.panel("fig-limits", m.title)[label])]
     middle = float(np.median(ratios))
     return (AGREES if middle < 1.1 else PARTLY), (
         f"With {n.grid.whp_multiples[-1]:g}·s_min samples the limit on ε is {middle:.2f} times the true ε (median; "
