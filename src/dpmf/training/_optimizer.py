@@ -71,7 +71,8 @@ class _CorrelatedNoise:
         step = self.noise.step
         if self.noise_multiplier != self._accounted:
             raise TrainingError(
-                f"noise_multiplier must stay {self._accounted!r}, which was accounted for, got {self.noise_multiplier!r}"
+                f"noise_multiplier must stay {self._accounted!r}, which was accounted for, "
+                f"got {self.noise_multiplier!r}"
             )
         ahead = self.sampler.position - (step + 1)
         if step < self.noise.iterations and not 0 <= ahead <= self._prefetched:

@@ -3,8 +3,8 @@
     selection = dpmf.training.jax.batch_selection(mechanism)      # jax_privacy's BallsInBinsSampling
     privatizer = dpmf.training.jax.privatizer(mechanism, noise_multiplier=σ, l2_sensitivity=grad_fn.sensitivity())
 
-The privatizer is an optax transformation whose state must be saved with the model: a resumed run with fresh noise is not
-what was accounted for.
+The privatizer is an optax transformation whose state must be saved with the model: a resumed run with fresh noise is
+not what was accounted for.
 """
 
 from __future__ import annotations

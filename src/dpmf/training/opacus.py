@@ -192,8 +192,8 @@ def make_private(
 
     **Formal guarantees.** The models produced by at most N steps of the training loop, one on every batch of the data
     loader, are a post-processing of the mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or
-    removing a record. Per-sample clipping and its rounding are Opacus'. What floating-point noise leaves open is said in
-    the documentation on training.
+    removing a record. Per-sample clipping and its rounding are Opacus'. What floating-point noise leaves open is said
+    in the documentation on training.
     """
     try:
         import torch
@@ -251,7 +251,8 @@ def make_private(
         engine = PrivacyEngine(accountant=_accountant.NAME)
     tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved)
     engine.accountant = tracker
-    # The loader draws a seed whenever it is iterated over; from the global generator, that would set a resumed run apart.
+    # The loader draws a seed whenever it is iterated over: from the global generator, that would set a resumed run
+    # apart from one that was not interrupted.
     own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:4], "little"))
     options = {"generator": own, **(loader_options or {})}
     loader = DataLoader(
