@@ -4,9 +4,10 @@
     python examples/cifar10_grid.py final --data cifar10.tar.xz --sigma docs/data/cifar10-sigma.csv --tuned tuning.csv \
         --output docs/data/cifar10-results.csv
 
-The same mechanism as `cifar10.py`, written for speed: plain torch, one CUDA graph for all runs, no Opacus. Balls-in-bins
-batches, gradients clipped one by one, summed, divided by the expected batch size; noise σ·clip·C⁻¹Z with the strategy as
-given. Each finished run is a line in the output; a second call does only what is missing. Runs on the CPU too, slowly.
+The same mechanism as `cifar10.py`, written for speed: plain torch, one CUDA graph for all runs, no Opacus.
+Balls-in-bins batches, gradients clipped one by one, summed, divided by the expected batch size; noise σ·clip·C⁻¹Z with
+the strategy as given. Each finished run is a line in the output; a second call does only what is missing. Runs on the
+CPU too, slowly.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +51,7 @@ def strategy_series(name: str) -> tuple[list[float], list[float]]:
 def shapes() -> list[tuple[int, ...]]:
     """Weights and biases; convolutions are stored as (out, row, column, in), the order of the per-sample gradients."""
     out: list[tuple[int, ...]] = []
-    for cin, cout in zip(CHANNELS, CHANNELS[1:], strict=False):
+    for cin, cout in pairwise(CHANNELS):
         out += [(cout, 3, 3, cin), (cout,)]
     return [*out, (10, CHANNELS[-1] * 4), (10,)]
 

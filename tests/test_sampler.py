@@ -118,7 +118,7 @@ def test_torch_data_loader() -> None:
     assert len(loader) == 4
     epochs = [[sorted(batch[0].tolist()) for batch in loader] for _ in range(2)]
     assert epochs[0] == epochs[1]
-    assert sorted(sum(epochs[0], [])) == list(range(40))
+    assert sorted(i for batch in epochs[0] for i in batch) == list(range(40))
 
 
 GOOD = BallsInBinsSampler(20, BallsInBins(2, 5), seed=1).state_dict()

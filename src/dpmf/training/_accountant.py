@@ -68,6 +68,8 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         allocation = mechanism.allocation
         if steps < allocation.iterations:
             mechanism = _first(mechanism, max(steps, allocation.batches_per_epoch))
+        elif self.proved is not None and delta == self.proved[1]:
+            return self.proved[0]
         key = (mechanism.allocation.iterations, sigma, delta)
         if key not in self._known:
             accountant = self._accountant

@@ -41,9 +41,9 @@ class _CorrelatedNoise:
         flat = []
         for p in self.params:
             _check_processed_flag(p.summed_grad)
-            # The noise is added in the precision it is made in; a lower one of the gradients is rounded to afterwards.
-            p.grad = p.summed_grad.to(getattr(torch, self.noise.dtype)).contiguous().view_as(p)
-            flat.append(p.grad.view(-1))
+            # The noise is added in the higher of both precisions; rounding to that of the parameters comes last.
+            wide = torch.promote_types(p.summed_grad.dtype, getattr(torch, self.noise.dtype))
+            flat.append(p.summed_grad.to(wide).contiguous().view(-1))
 
         def take(array: int, start: int, piece: Any) -> None:
             gradient = flat[array]
@@ -53,8 +53,8 @@ class _CorrelatedNoise:
             self.noise.feed(take)
         else:
             self.noise.skip()
-        for p in self.params:
-            p.grad = p.grad.to(p.dtype)
+        for p, gradient in zip(self.params, flat, strict=True):
+            p.grad = gradient.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
 
     def scale_grad(self) -> None:
@@ -71,7 +71,8 @@ class _CorrelatedNoise:
         step = self.noise.step
         if self.noise_multiplier != self._accounted:
             raise TrainingError(
-                f"noise_multiplier must stay {self._accounted!r}, which was accounted for, got {self.noise_multiplier!r}"
+                f"noise_multiplier must stay {self._accounted!r}, which was accounted for, "
+                f"got {self.noise_multiplier!r}"
             )
         ahead = self.sampler.position - (step + 1)
         if step < self.noise.iterations and not 0 <= ahead <= self._prefetched:

@@ -61,7 +61,7 @@ class Source(ABC):
 
 
 class Philox(Source):
-    """numpy's Philox-4x64, a counter-based generator: fast, and statistically sound, but not made to resist an attacker."""
+    """numpy's Philox-4x64, a counter-based generator: fast and statistically sound, not made to resist an attacker."""
 
     name = "philox"
     secure = False

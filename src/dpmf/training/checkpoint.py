@@ -55,7 +55,9 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
         _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(error.errno, f"checkpoint cannot be written ({reason}), an older one is untouched", str(path)) from None
+        raise OSError(
+            error.errno, f"checkpoint cannot be written ({reason}), an older one is untouched", str(path)
+        ) from None
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -148,9 +148,15 @@ class NoiseStream:
         self._digest: str | None = None
         self._step = 0
         self._broken = False
-        self._past = [
-            [self._backend.zeros(math.prod(shape)) for _ in range(self.plan.copies)] for shape in self.shapes
-        ]
+        self._kept: list[list[Any]] | None = None
+
+    @property
+    def _past(self) -> list[list[Any]]:
+        """What is kept of each array; made when first needed, so that a stream that only counts takes no memory."""
+        if self._kept is None:
+            sizes = [math.prod(shape) for shape in self.shapes]
+            self._kept = [[self._backend.zeros(size) for _ in range(self.plan.copies)] for size in sizes]
+        return self._kept
 
     @property
     def step(self) -> int:
@@ -313,5 +319,5 @@ class NoiseStream:
                 for arrays, shape in zip(past, self.shapes, strict=True) for a in arrays
             ):  # fmt: skip
                 raise ValueError("state must hold the past of every parameter, this one does not")
-            self._past = [[self._backend.from_numpy(np.asarray(a)) for a in arrays] for arrays in past]
+            self._kept = [[self._backend.from_numpy(np.asarray(a)) for a in arrays] for arrays in past]
         self._source, self._step, self._broken = restored, at, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -101,7 +102,10 @@ class PrivateTraining:
 
         state = checkpoint.load(path)
         try:
-            told, parts = state["identity"], [state[n] for n in ("model", "optimizer", "noise", "sampler", "accountant")]
+            told, parts = (
+                state["identity"],
+                [state[n] for n in ("model", "optimizer", "noise", "sampler", "accountant")],
+            )
             rng, extra = state["torch_rng"], state["extra"]
         except KeyError as error:
             raise ValueError(f"checkpoint must be one that save() wrote, {path} has no {error}") from None
@@ -188,8 +192,8 @@ def make_private(
 
     **Formal guarantees.** The models produced by at most N steps of the training loop, one on every batch of the data
     loader, are a post-processing of the mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or
-    removing a record. Per-sample clipping and its rounding are Opacus'. What floating-point noise leaves open is said in
-    the documentation on training.
+    removing a record. Per-sample clipping and its rounding are Opacus'. What floating-point noise leaves open is said
+    in the documentation on training.
     """
     try:
         import torch
@@ -230,7 +234,7 @@ def make_private(
     device = trained[0].device
     noise = NoiseStream(
         mechanism,
-        [tuple(p.shape) for p in trained] if rank == 0 else [],
+        [tuple(p.shape) for p in trained],
         seed=key,
         source=source,
         dtype=noise_dtype,
@@ -247,7 +251,10 @@ def make_private(
         engine = PrivacyEngine(accountant=_accountant.NAME)
     tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved)
     engine.accountant = tracker
-    options = dict(loader_options or {})
+    # The loader draws a seed whenever it is iterated over: from the global generator, that would set a resumed run
+    # apart from one that was not interrupted.
+    own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:4], "little"))
+    options = {"generator": own, **(loader_options or {})}
     loader = DataLoader(
         dataset,
         batch_sampler=sampler,
