@@ -152,19 +152,8 @@ def test_the_installed_package_works(installed: Path) -> None:
     assert Path(where[0]).is_relative_to(installed.parent)
     assert where[1] == dpmf.__version__
     assert run(installed / "dpmf", "--version").stdout.strip() == f"dpmf {dpmf.__version__}"
-    options = [
-        "--strategy",
-        "dpsgd",
-        "--epochs",
-        "1",
-        "--batches-per-epoch",
-        "100",
-        "--noise-multiplier",
-        "1",
-        "--epsilon",
-        "1",
-        "--json",
-    ]
+    line = "--strategy dpsgd --epochs 1 --batches-per-epoch 100 --noise-multiplier 1 --epsilon 1 --json"
+    options = line.split()
     assert '"delta"' in run(installed / "dpmf", "delta", *options).stdout
 
 
