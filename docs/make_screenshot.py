@@ -51,11 +51,11 @@ def picture(url: str, profile: str) -> bytes:
 
 
 def smaller(image: bytes) -> bytes:
-    """The same picture in 128 colours."""
+    """The same picture in 256 colours."""
     from PIL import Image
 
     stream = io.BytesIO()
-    Image.open(io.BytesIO(image)).convert("RGB").quantize(128).save(stream, format="png", optimize=True)
+    Image.open(io.BytesIO(image)).convert("RGB").quantize(256).save(stream, format="png", optimize=True)
     return stream.getvalue()
 
 
