@@ -75,7 +75,7 @@ def gram() -> Any:
         (dpmf.strategies.bsr(bandwidth=6), 4),
     )
     figure, axes = _new_figure(4)
-    figure.set_size_inches(12, 3.2)
+    figure.set_size_inches(12, 3.7)
     for ax, (strategy, epochs) in zip(axes, cases, strict=True):
         matrix = dpmf.Mechanism(strategy, dpmf.BallsInBins(epochs, 24)).gram
         ax.grid(visible=False)

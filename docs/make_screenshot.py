@@ -23,7 +23,7 @@ PICTURE = Path(__file__).resolve().parent / "pictures" / "explore.png"
 VIEW = "strategy=bsr&bandwidth=2&epochs=2&batches_per_epoch=20&epsilon=2&delta=1e-5"
 FLAGS = (
     "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    "disable-component-update disable-sync window-size=1240,1010 hide-scrollbars"
+    "disable-component-update disable-sync window-size=1240,1480 hide-scrollbars"
 )
 
 
@@ -51,11 +51,11 @@ def picture(url: str, profile: str) -> bytes:
 
 
 def smaller(image: bytes) -> bytes:
-    """The same picture in 64 colours."""
+    """The same picture in 256 colours."""
     from PIL import Image
 
     stream = io.BytesIO()
-    Image.open(io.BytesIO(image)).convert("RGB").quantize(64).save(stream, format="png", optimize=True)
+    Image.open(io.BytesIO(image)).convert("RGB").quantize(256).save(stream, format="png", optimize=True)
     return stream.getvalue()
 
 

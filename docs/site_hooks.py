@@ -49,6 +49,7 @@ _SECTION_OF_FOLDER = {"howto": "How to", "theory": "Theory", "reference": "Refer
 _FORMULA = re.compile(r'(\$?)<(span|div) class="arithmatex">(.*?)</\2>\1', flags=re.DOTALL)
 _LETTERS = re.compile(r'<(m\w+) mathvariant="(double-struck|script|bold|fraktur|sans-serif)">(\w)</\1>')
 _DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
+_EVERY_ACCOUNTANT = "<!-- every accountant -->"
 _TAG = re.compile(r"\\tag\{([^}]*)\}")
 
 
@@ -92,6 +93,16 @@ def _letter(found: re.Match[str]) -> str:
 def on_config(config: Any) -> Any:
     config.nav = navigation(Path(config.docs_dir))
     return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The reference of accountants lists those that are registered."""
+    if _EVERY_ACCOUNTANT not in markdown:
+        return markdown
+    from dpmf.accountants import ACCOUNTANTS
+
+    entries = "\n\n".join(f"::: {cls.__module__}.{cls.__name__}" for cls in ACCOUNTANTS.values())
+    return markdown.replace(_EVERY_ACCOUNTANT, entries)
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:

@@ -86,7 +86,8 @@ Normalized = Annotated[bool, typer.Option("--normalized", help="Divide C by its 
 AccountantName = Annotated[
     str,
     typer.Option(
-        help="best, auto, renyi, conditional, chain, monte-carlo, ... (see: dpmf accountants).", autocompletion=_accountants
+        help="best, auto, renyi, conditional, chain, monte-carlo, ... (see: dpmf accountants).",
+        autocompletion=_accountants,
     ),
 ]
 MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order tried.")]
