@@ -8,7 +8,7 @@ from soundness.problems import signal_to_noise
 from soundness.truth import true_delta
 
 import dpmf
-from dpmf.accountants import Chain, Conditional
+from dpmf.accountants import Chain, Conditional, Gaussian, Renyi
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
@@ -29,6 +29,19 @@ def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> N
     found = dpmf.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant, direction="remove")
     s = signal_to_noise(mechanism.strategy, 6, 2, sigma)
     assert true_delta(s, found.epsilon, "remove").low <= delta
+
+
+@pytest.mark.parametrize("accountant", [Gaussian(), Conditional(), Renyi(work_budget=1e5)], ids=lambda a: a.name)
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_huge_epsilon_is_answered_with_a_small_delta(accountant, direction) -> None:
+    """Squares beyond the range of double: δ = 1 (Gaussian), an OverflowError (conditional), warnings (Rényi)."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(2, 2))
+    for epsilon in (1e10, 1e200, 1e300):
+        found = dpmf.delta(
+            mechanism, noise_multiplier=1.0, epsilon=epsilon, accountant=accountant, direction=direction
+        ).delta
+        assert 0 <= found <= 1e-29
 
 
 ONE_BIN = np.diag([0.05, 0, 0])

@@ -150,7 +150,8 @@ class LossDistribution:
         if self.tilt > 0 and epsilon < bottom:
             # Mass that fell below the window has lost its weight; but δ is convex in e^ε, and 1 at e^ε = 0.
             return 1.0 + math.exp(epsilon - bottom) * (self.delta(bottom) - 1.0)
-        first = max(math.floor(epsilon / self.interval) + 1 - self.lower, 0)
+        # Any ε beyond the lattice is the same; the quotient of a huge one would leave the range of double.
+        first = max(math.floor(min(epsilon / self.interval, 2.0**62)) + 1 - self.lower, 0)
         if first >= len(self.probs):
             return min(self.infinity_mass, 1.0)
         losses = self.interval * (self.lower + np.arange(first, len(self.probs)))

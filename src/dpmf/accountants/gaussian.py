@@ -56,6 +56,7 @@ def gaussian_loss_delta(mean: float, variance: float, epsilon: float) -> float:
     logarithms; with their relative errors at most 10⁻¹³·(1 + |logarithms|), what is added covers the difference.
     """
     s = math.sqrt(variance)
+    epsilon = min(epsilon, mean + 1e100 * s)  # δ falls with ε; beyond, squares leave the range of double
     x = (mean - epsilon) / s
     first, second = float(log_ndtr(x)), epsilon - mean + variance / 2 + float(log_ndtr(x - s))
     size = 1e-13 * (1 + abs(first) + abs(second) + epsilon + mean + variance)

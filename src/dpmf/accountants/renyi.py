@@ -41,9 +41,10 @@ def log_conversion_factor(order: np.ndarray | float) -> np.ndarray | float:
 def _best_real_order(score: Callable[[float], float], max_order: int | None) -> float:
     """The real order in (1, max_order] with the least (quasi-convex) score; any order would be valid."""
     top = math.log((max_order or _LARGEST_REAL_ORDER) - 1)
-    found = minimize_scalar(
-        lambda x: score(1 + math.exp(x)), bounds=(-12.0, top), method="bounded", options={"xatol": 1e-7}
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # its parabolas through scores beyond 10¹⁵⁴
+        found = minimize_scalar(
+            lambda x: score(1 + math.exp(x)), bounds=(-12.0, top), method="bounded", options={"xatol": 1e-7}
+        )
     order = 1 + math.exp(float(found.x))
     return max_order if max_order and score(max_order) < score(order) else order
 
