@@ -318,7 +318,7 @@ def truncation(grid: Grid) -> FigureSpec:
             x = tuple(map(float, kept))
             lines.append(Line(f"{strategy.upper()}, p = {p}", f"{strategy}-{p}", cells, x, "divergence", exact))
         title = f"N = 1000, k = {epochs}, α = {order}, σ = {sigma:g}"
-        panels.append(Panel(title, tuple(lines), "bandwidth kept", "R_α truncated / exact"))
+        panels.append(Panel(title, tuple(lines), "bandwidth kept", "R_α truncated / exact", x_ticks=x))
     title = "What truncating the Gram matrix costs the Rényi divergence (remove)"
     return FigureSpec("fig-truncation", title, "appendix, effect of bandwidth truncation", tuple(panels), (1, 3))
 
