@@ -34,8 +34,8 @@ class BallsInBinsSampler:
       rank, world_size: with several processes, each takes its share of every batch (same seed in all of them).
 
     **Formal guarantees.** Bins are independent and uniform (up to the generator). Every record is in exactly the
-    batches i, i + b, i + 2b, ... < N of its bin i. Batch sizes vary, and an empty bin is an empty batch: leaving it out, or
-    dividing by the actual size, would not be what was accounted for.
+    batches i, i + b, i + 2b, ... < N of its bin i. Batch sizes vary, and an empty bin is an empty batch: leaving it
+    out, or dividing by the actual size, would not be what was accounted for.
     """
 
     def __init__(
