@@ -68,7 +68,7 @@ def main() -> None:
         memory[name] = noise.state_bytes / (4 * PARAMETERS)
     for timed in steps.values():  # memory is taken in the first step
         timed()
-    best = {name: np.inf for name in steps}
+    best = dict.fromkeys(steps, np.inf)
     for _ in range(ROUNDS):
         for name, timed in steps.items():
             best[name] = min(best[name], timed())
