@@ -11,8 +11,8 @@ import numpy as np
 from dpmf import errors, validation
 from dpmf.training._sources import NOISE, Source
 
-# Pieces that stay in the cache make the multiply-adds nearly free beside drawing the normals. Each piece is seeded on its
-# own: another size makes other noise from the same key, so it goes with a new `noise.FORMAT`.
+# Pieces that stay in the cache make the multiply-adds nearly free beside drawing the normals. Each piece is seeded on
+# its own: another size makes other noise from the same key, so it goes with a new `noise.FORMAT`.
 CHUNK = 1 << 16
 
 
