@@ -1,0 +1,89 @@
+"""The commands that show a whole view: a page to explore, a file to keep.
+
+(No ``from __future__ import annotations`` here: typer reads the annotations as objects.)
+"""
+
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmf.cli.options import Delta, DirectionName, Epsilon, MaxOrder, mechanism_from, takes
+
+if TYPE_CHECKING:
+    from dpmf.mechanism import Mechanism
+
+
+def explore(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8501,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+    workers: Annotated[int, typer.Option(help="Processes that compute, shared by all tabs.")] = 2,
+    time_limit: Annotated[float, typer.Option(help="Seconds after which a view is shown as far as it got.")] = 120.0,
+) -> None:
+    """A page on this machine to explore strategies, noise multipliers and δ(ε) (needs the extra [web])."""
+    from dpmf.web.serve import serve
+
+    serve(port, browser, workers, time_limit)
+
+
+@functools.wraps(mechanism_from)
+def _described(**options: Any) -> "tuple[Mechanism, dict[str, Any]]":
+    """The mechanism, and the words that named it."""
+    return mechanism_from(**options), options
+
+
+@takes(_described)
+def report(
+    described: "tuple[Mechanism, dict[str, Any]]",
+    *,
+    epsilon: Epsilon,
+    delta: Delta,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
+    accountant: Annotated[
+        str | None, typer.Option(help="Accountants, separated by commas. [default: dpmf's deterministic ones]")
+    ] = None,
+    max_order: MaxOrder = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise multiplier of the curves. [default: the smallest found]")
+    ] = None,
+    direction: DirectionName = "both",
+) -> None:
+    """All that `explore` shows, as one self-contained HTML file."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from dpmf.report import checked_output, write_atomically
+    from dpmf.web.document import html
+    from dpmf.web.pictures import drawn
+    from dpmf.web.recipe import Recipe
+    from dpmf.web.view import views
+
+    mechanism, words = described
+    checked_output(output, (".html",))
+    names = None if accountant is None else [name.strip() for name in accountant.split(",")]
+    recipe = Recipe(
+        **{**words, "file": None if words["file"] is None else str(words["file"])},
+        epsilon=epsilon,
+        delta=delta,
+        direction=direction,
+        max_order=max_order,
+        noise_multiplier=noise_multiplier,
+    )
+    view = None
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task("")
+        for view in views(
+            mechanism,
+            epsilon,
+            delta,
+            direction,
+            accountants=names,
+            max_order=max_order,
+            noise_multiplier=noise_multiplier,
+        ):
+            progress.update(task, completed=view.done, total=view.steps, description=view.doing)
+    assert view is not None
+    write_atomically(output, html(view, recipe, drawn(view)).encode())
+    print(f"wrote {output}")

@@ -1,0 +1,1 @@
+"""The script that Streamlit runs, in a directory of its own: Streamlit puts that directory first on the import path."""

@@ -1,0 +1,130 @@
+"""``dpmf report``: one HTML file with everything in it, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import dpmf
+from dpmf.web.document import html
+from dpmf.web.pictures import drawn
+from dpmf.web.recipe import Recipe
+from dpmf.web.request import Request
+from dpmf.web.view import Row, View, views
+
+MECHANISM = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "1", "--batches-per-epoch", "12"]
+TARGET = ["--epsilon", "2", "--delta", "1e-5"]
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpmf.cli", "report", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+class Elements(HTMLParser):
+    """Every tag with its attributes, and the text of the table cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "td":
+            self.cells.append("")
+        self._inside = tag == "td"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("report")
+    done = run(*MECHANISM, *TARGET, "--accountant", "gaussian,renyi", "--output", "r.html", cwd=directory)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "wrote r.html\n"
+    assert [path.name for path in directory.iterdir()] == ["r.html"]
+    return (directory / "r.html").read_text()
+
+
+def test_the_numbers_are_those_of_the_api(written: str) -> None:
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(1, 12))
+    cells = Elements(written).cells
+    for name in ("gaussian", "renyi"):
+        found = dpmf.calibrate(
+            mechanism, target_epsilon=2.0, target_delta=1e-5, accountant=name, with_lower=name == "renyi"
+        )
+        assert cells[cells.index(name) + 1] == f"{found.noise_multiplier:.6g}"
+    assert cells[cells.index("certainly not below") + 1] == f"{found.lower:.6g}"
+    assert "BSR(p=2), k=1, b=12" in written
+    assert "dpmf report " + " ".join(MECHANISM) in written
+    assert "dpmf.strategies.bsr(bandwidth=2)" in written
+
+
+def test_it_needs_nothing_but_itself(written: str) -> None:
+    elements = Elements(written)
+    names = [tag for tag, _ in elements.tags]
+    assert names.count("svg") == 2
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(names)
+    for tag, attributes in elements.tags:
+        for name, value in attributes.items():
+            if name in ("src", "href", "xlink:href", "data", "action", "srcset"):
+                assert value is not None
+                assert value.startswith(("#", "data:")), (tag, value)
+            assert not name.startswith("on")
+    assert "@import" not in written
+    assert re.findall(r"url\((?!#)[^)]*\)", written) == []
+    policy = [a for t, a in elements.tags if t == "meta" and "content" in a]
+    assert "default-src 'none'" in str(policy)
+
+
+def test_names_cannot_inject_markup() -> None:
+    nasty = "<script>alert(1)</script>"
+    view = View(nasty, 1.0, 1e-5, "both", (Row(nasty, 1.0), Row("b", problem=nasty)), curves={}, complete=True)
+    recipe = Recipe("matrix", 1, 2, 1.0, 1e-5, file=f"{nasty}; rm -rf x")
+    text = html(view, recipe, {})
+    assert "<script>" not in text
+    assert "'<script>" not in recipe.shell(["b"]).replace("'<script>alert(1)</script>; rm -rf x'", "")
+
+
+def test_a_view_without_any_noise_multiplier_is_still_a_report() -> None:
+    request = Request("bsr", 1, 6, 2.0, 1e-5, bandwidth=2)
+    *_, view = views(request.mechanism(), 2.0, 1e-5, accountants=("lattice",))
+    text = html(view, Recipe.of(request), drawn(view))
+    assert "No accountant found a noise multiplier" in text
+    assert text.count("<svg") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output", "r.txt"], "output must end in .html"),
+        (["--output", "missing/r.html"], "output must be in an existing directory"),
+        (["--output", "d.html"], "output must be a file, got the directory"),
+        (["--output", "r.html", "--accountant", "nonsense"], "--accountant must be one of"),
+        (["--output", "r.html", "--noise-multiplier", "-1"], "--noise-multiplier must be positive"),
+        (["--output", "r.html", "--direction", "sideways"], "--direction must be one of"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_no_file(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "d.html").mkdir()
+    done = run(*MECHANISM, *TARGET, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("dpmf: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["d.html"]
