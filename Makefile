@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint setup benchmark docs clean help
+.PHONY: demo test lint setup benchmark figures docs soundness clean help
 
 help:
 	@echo "make demo       install, calibrate a few mechanisms, print a table, draw a picture (demo-output/)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test       run all tests"
 	@echo "make lint       ruff and mypy"
 	@echo "make benchmark  speed, beside the peers"
+	@echo "make figures    every figure of the paper, and docs/results.md; interrupt it when you like, it resumes"
 	@echo "make docs       the documentation site (build/site/index.html)"
 
 $(BIN)/python:
@@ -47,6 +48,20 @@ test: $(VENV)/.full
 
 benchmark: $(VENV)/.full
 	$(BIN)/python -m benchmarks
+
+# random-allocation wants an older numpy: an environment of its own, which computes its cells into the same database.
+$(VENV)-random-allocation/.figures: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-random-allocation
+	@$(VENV)-random-allocation/bin/pip install --quiet --editable '.[random-allocation,experiments]'
+	@touch $@ $(VENV)-random-allocation/.ready
+
+figures: $(VENV)/.full $(VENV)-random-allocation/.figures
+	$(VENV)-random-allocation/bin/dpmf-experiments run --only random-allocation
+	$(VENV)-random-allocation/bin/dpmf-experiments run --only peer-renyi
+	$(BIN)/dpmf-experiments run
+	$(BIN)/dpmf-experiments export
+	$(BIN)/dpmf-experiments plot
+	$(BIN)/dpmf-experiments report
 
 # The theme announces its successor in every run.
 docs: $(VENV)/.full

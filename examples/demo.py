@@ -1,11 +1,12 @@
 """What `make demo` runs: noise multipliers for three mechanisms at several ε, as tables and as a picture.
 
-python examples/demo.py [output directory]
+python examples/demo.py [output directory] [ε ...]
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import dpmf
@@ -22,7 +23,7 @@ MECHANISMS = {
 ACCOUNTANTS = (dpmf.accountants.Best(), dpmf.accountants.MonteCarlo(samples=50_000))
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, epsilons: Sequence[float]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     batches = dpmf.BallsInBins(epochs=10, batches_per_epoch=100)
     print(
@@ -35,7 +36,7 @@ def main(directory: Path) -> None:
     for words, strategy in MECHANISMS.items():
         mechanism = dpmf.Mechanism(strategy, batches)
         print(f"{words}:")
-        comparison = report.compare(mechanism, ACCOUNTANTS, EPSILONS, DELTA, progress=sys.stderr.isatty())
+        comparison = report.compare(mechanism, ACCOUNTANTS, epsilons, DELTA, progress=sys.stderr.isatty())
         report.print_comparison(comparison)
         print(flush=True)
         if not comparison.complete:
@@ -47,4 +48,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("demo-output"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("demo-output"), [float(e) for e in sys.argv[2:]] or EPSILONS)

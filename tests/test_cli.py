@@ -11,16 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 
 import dpmf
 
 SMALL = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "10"]
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dpmf.cli", *arguments], capture_output=True, text=True, cwd=cwd, timeout=300
-    )
 
 
 def answer(*arguments: str) -> dict:
@@ -143,6 +138,16 @@ def test_help_and_version() -> None:
     assert "calibrate" in run("--help").stdout
     assert run("--version").stdout.strip() == f"dpmf {dpmf.__version__}"
     assert "--batches-per-epoch" in run("calibrate", "--help").stdout
+
+
+@pytest.mark.parametrize(("options", "status"), [(("--epsilon", "8"), 0), (("--epsilon", "-1"), 2)])
+def test_in_a_process_of_its_own(options: tuple[str, ...], status: int) -> None:
+    """The other tests call the command line inside their own process."""
+    command = ["calibrate", *SMALL, *options, "--delta", "1e-5", "--accountant", "renyi"]
+    done = subprocess.run([sys.executable, "-m", "dpmf.cli", *command], capture_output=True, text=True, timeout=300)
+    here = run(*command)
+    assert (done.returncode, done.stdout, done.stderr) == (here.returncode, here.stdout, here.stderr)
+    assert done.returncode == status
 
 
 def test_help_loads_no_numerics() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -30,9 +29,7 @@ def test_the_readme_has_what_is_tested() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.split()[1])
 def test_shell_commands(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
-    done = subprocess.run(
-        [sys.executable, "-m", "dpmf.cli", *words[1:]], capture_output=True, text=True, cwd=tmp_path, timeout=600
-    )
+    done = run(*words[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for option in ("--output", "--plot"):
         if option in words:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_soundness_renyi import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
 
 import dpmf
-from dpmf.accountants import ACCOUNTANTS, Accountant, Best, Chain, Conditional, Gaussian, Lattice, Renyi
+from dpmf.accountants import ACCOUNTANTS, Accountant, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
 from dpmf.accountants.lower import lower_delta
 from dpmf.mechanism import Mechanism
 
@@ -18,6 +18,7 @@ from dpmf.mechanism import Mechanism
 TOLERANCE = 3e-6
 DETERMINISTIC: list[Accountant] = [
     Best(renyi=Renyi(work_budget=1e6)),
+    Cascade(),
     Chain(),
     Conditional(),
     Conditional(family="am-gm"),
@@ -66,7 +67,7 @@ def test_lower_bounds_are_not_above_the_truth(
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
-    "accountant", [Chain(), Conditional(), Gaussian(), Best(renyi=Renyi(work_budget=1e6))], ids=named
+    "accountant", [Cascade(), Chain(), Conditional(), Gaussian(), Best(renyi=Renyi(work_budget=1e6))], ids=named
 )
 @random_settings(8)
 @given(mechanisms(), log_uniform(0.3, 10), log_uniform(1e-8, 0.1))
@@ -80,7 +81,9 @@ def test_epsilon_is_enough(
         assert oracles.delta(signal_to_noise(mechanism, sigma), found, direction) <= delta * (1 + TOLERANCE)
 
 
-@pytest.mark.parametrize("accountant", [Conditional(), Gaussian(), Best(renyi=Renyi(work_budget=1e6))], ids=named)
+@pytest.mark.parametrize(
+    "accountant", [Cascade(), Conditional(), Gaussian(), Best(renyi=Renyi(work_budget=1e6))], ids=named
+)
 @random_settings(8)
 @given(mechanisms(), st.sampled_from([0.3, 1.0, 4.0]), st.floats(1.05, 3.0), st.sampled_from(DIRECTIONS))
 def test_more_noise_or_larger_epsilon_never_cost_delta(

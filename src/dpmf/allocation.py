@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
 
-_MAX_GRAM_BYTES = 4 * 2**30
+MAX_ITERATIONS = 10**8  # a handful of arrays of N doubles are held
 _CHUNK_BYTES = 64 * 2**20
+_PIECE = 2e8  # products between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class BallsInBins:
                 raise ValueError(
                     f"iterations must be in {(k - 1) * b + 1}..{k * b} for {k} epochs of {b} batches, got {n}"
                 )
+        if b > MAX_ITERATIONS:
+            raise ValueError(f"batches_per_epoch must be at most {MAX_ITERATIONS}, got {b}")
+        if n > MAX_ITERATIONS:
+            most = MAX_ITERATIONS // b
+            raise ValueError(f"epochs must be at most {most} at {b} batches (N ≤ {MAX_ITERATIONS}), got {k}")
         for name, value in (("epochs", k), ("batches_per_epoch", b), ("iterations", n)):
             object.__setattr__(self, name, value)
 
@@ -94,18 +100,22 @@ def gram_matrix(strategy: Strategy, allocation: BallsInBins) -> Array:
     non-negative products of sums of at most k ≤ N terms, so its relative rounding error is at most (2N + 4)·2⁻⁵².
     """
     b = allocation.batches_per_epoch
-    if 8 * b * b > _MAX_GRAM_BYTES:
-        limit = int((_MAX_GRAM_BYTES / 8) ** 0.5)
-        raise ValueError(f"batches_per_epoch must be at most {limit} (a b × b Gram matrix is held), got {b}")
+    budget.require(8.0 * b * b, f"the {b} × {b} Gram matrix", "batches_per_epoch")
     if isinstance(strategy, ToeplitzStrategy):
         from dpmf.kernels import announce_compilation
         from dpmf.kernels.gram import toeplitz_gram
 
         announce_compilation(toeplitz_gram)
-        gram: Array = toeplitz_gram(folded_column(strategy, allocation), b)
+        folded = folded_column(strategy, allocation)
+        gram = np.empty((b, b))
+        diagonals = max(1, int(_PIECE / len(folded)))
+        for first in range(0, b, diagonals):
+            budget.check()
+            toeplitz_gram(folded, first, min(first + diagonals, b), gram)
         return gram
     total = np.zeros((b, b))
     for _, block in mean_rows(strategy, allocation):
+        budget.check()
         total += block.T @ block
     return total
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants import lower, resolve
 from dpmf.accountants.base import (
     RELATIONS,
@@ -17,10 +17,9 @@ from dpmf.accountants.base import (
     Evaluation,
     PreparedAccountant,
     directions_of,
-    labelled,
 )
-from dpmf.calibration import calibrate_one_way
 from dpmf.errors import CalibrationError
+from dpmf.in_time import InTime
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
 
@@ -57,22 +56,21 @@ def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
     return max(evaluations, key=lambda one_way: evaluations[one_way].value)
 
 
-def _first_to_meet(
-    prepared: PreparedAccountant, sigma: float, epsilon: float, delta: float, one_way: Direction
-) -> Evaluation:
-    """The bound of the first member that meets the target, the smallest bound where none does."""
-    least: Evaluation | None = None
-    for member in prepared.members():
-        found = labelled(member.delta_for_target(sigma, epsilon, delta, one_way), member, prepared)
-        if found.value <= delta:
-            return found
-        least = found if least is None or found.value < least.value else least
-    assert least is not None
-    return least
+_LOWER_SHARE = 0.2  # of a time budget
 
 
-def _details(evaluations: dict[Direction, Evaluation]) -> dict[str, object]:
-    return {one_way: {"value": evaluation.value, **evaluation.details} for one_way, evaluation in evaluations.items()}
+def _shares(time_budget: float | None, with_lower: bool) -> tuple[float | None, float | None]:
+    """Seconds for the upper and for the lower bound."""
+    if time_budget is None:
+        return None, None
+    seconds = validation.positive("time_budget", time_budget)
+    share = _LOWER_SHARE if with_lower else 0.0
+    return (1 - share) * seconds, share * seconds
+
+
+def _in_time(accountant: AnyAccountant, mechanism: Mechanism, direction: str, deadline: budget.Deadline) -> InTime:
+    name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name
+    return InTime(name, lambda: _prepared(accountant, mechanism).for_relation(direction), mechanism, deadline)
 
 
 def delta(
@@ -83,8 +81,11 @@ def delta(
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     with_lower: bool = False,
+    time_budget: float | None = None,
 ) -> PrivacyBound | Estimate:
     """An upper bound on δ(ε) of the mechanism run with a noise multiplier; `with_lower` certifies a lower one too.
+
+    After `time_budget` seconds the best bound reached so far is returned, and `details` say so ("budget_exhausted").
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
@@ -92,12 +93,17 @@ def delta(
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    prepared = _prepared(accountant, mechanism)
-    found = {one_way: prepared.delta_one_way(sigma, epsilon, one_way) for one_way in directions}
+    above_seconds, below_seconds = _shares(time_budget, with_lower)
+    with budget.time_limit(above_seconds) as deadline:
+        source = _in_time(accountant, mechanism, direction, deadline)
+        found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in directions}
     binding = _binding(found)
-    below = lower.lower_delta(mechanism, sigma, epsilon, direction) if with_lower else None
-    answer = (sigma, epsilon, found[binding].value, direction, binding, prepared.name, _details(found), below)
-    return PrivacyBound(*answer) if prepared.kind == "bound" else Estimate(*answer, kind=prepared.kind)
+    below = None
+    if with_lower:
+        with budget.time_limit(below_seconds):
+            below = lower.lower_delta(mechanism, sigma, epsilon, direction)
+    answer = (sigma, epsilon, found[binding].value, direction, binding, source.name, source.details(found), below)
+    return PrivacyBound(*answer) if source.kind == "bound" else Estimate(*answer, kind=source.kind)
 
 
 def epsilon(
@@ -108,10 +114,12 @@ def epsilon(
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     with_lower: bool = False,
+    time_budget: float | None = None,
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
 
-    `with_lower` adds the largest ε that is certainly not reached.
+    `with_lower` adds the largest ε that is certainly not reached. After `time_budget` seconds the best bound reached so
+    far is returned, and `details` say so ("budget_exhausted").
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
@@ -119,12 +127,17 @@ def epsilon(
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
     delta = validation.probability("delta", delta)
-    prepared = _prepared(accountant, mechanism)
-    found = {one_way: prepared.epsilon_one_way(sigma, delta, one_way) for one_way in directions}
+    above_seconds, below_seconds = _shares(time_budget, with_lower)
+    with budget.time_limit(above_seconds) as deadline:
+        source = _in_time(accountant, mechanism, direction, deadline)
+        found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in directions}
     binding = _binding(found)
-    below = lower.lower_epsilon(mechanism, sigma, delta, direction) if with_lower else None
-    answer = (sigma, found[binding].value, delta, direction, binding, prepared.name, _details(found), below)
-    return PrivacyBound(*answer) if prepared.kind == "bound" else Estimate(*answer, kind=prepared.kind)
+    below = None
+    if with_lower:
+        with budget.time_limit(below_seconds):
+            below = lower.lower_epsilon(mechanism, sigma, delta, direction)
+    answer = (sigma, found[binding].value, delta, direction, binding, source.name, source.details(found), below)
+    return PrivacyBound(*answer) if source.kind == "bound" else Estimate(*answer, kind=source.kind)
 
 
 def _grid(epsilons: object) -> np.ndarray:
@@ -146,24 +159,36 @@ def profile(
     epsilons: Sequence[float] | np.ndarray | None = None,
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
+    with_lower: bool = False,
+    time_budget: float | None = None,
 ) -> PrivacyProfile:
     """Upper bounds on δ(ε) over a grid of ε (by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸).
+
+    `with_lower` adds certified lower bounds at the same points. After `time_budget` seconds the points that are left
+    get closed forms, and `budget_exhausted` is set.
 
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
     directions = _checked(mechanism, direction)
     sigma = _checked_noise(mechanism, noise_multiplier)
-    prepared = _prepared(accountant, mechanism)
-    if epsilons is None:
-        top = max(prepared.epsilon_one_way(sigma, 1e-8, one_way).value for one_way in directions)
-        grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
-    else:
-        grid = _grid(epsilons)
-    by_direction: dict[str, np.ndarray] = {
-        one_way: np.asarray(prepared.deltas_one_way(sigma, grid.tolist(), one_way)) for one_way in directions
-    }
+    grid = None if epsilons is None else _grid(epsilons)
+    above_seconds, below_seconds = _shares(time_budget, with_lower)
+    with budget.time_limit(above_seconds) as deadline:
+        source = _in_time(accountant, mechanism, direction, deadline)
+        if grid is None:
+            top = max(source.epsilon(sigma, 1e-8, one_way).value for one_way in directions)
+            grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
+        by_direction: dict[str, np.ndarray] = {
+            one_way: np.asarray(source.deltas(sigma, grid.tolist(), one_way)) for one_way in directions
+        }
     deltas = np.max(list(by_direction.values()), axis=0)
-    return PrivacyProfile(sigma, grid, deltas, by_direction, direction, prepared.name, prepared.kind)
+    below = None
+    if with_lower:
+        with budget.time_limit(below_seconds):
+            below = np.array([lower.lower_delta(mechanism, sigma, float(e), direction) for e in grid])
+    return PrivacyProfile(
+        sigma, grid, deltas, by_direction, direction, source.name, source.kind, below, deadline.passed
+    )
 
 
 def calibrate(
@@ -175,10 +200,12 @@ def calibrate(
     direction: str = "both",
     relative_tolerance: float = 1e-4,
     with_lower: bool = False,
+    time_budget: float | None = None,
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
-    `with_lower` adds the noise multiplier below which no accountant could certify the target.
+    `with_lower` adds the noise multiplier below which no accountant could certify the target. After `time_budget`
+    seconds the smallest noise multiplier found so far is returned, and `details` say so ("budget_exhausted").
 
     Raises:
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.
@@ -190,30 +217,35 @@ def calibrate(
     epsilon = validation.positive("target_epsilon", target_epsilon)
     delta = validation.probability("target_delta", target_delta)
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
-    prepared = _prepared(accountant, mechanism)
-    members = prepared.members()
+    above_seconds, below_seconds = _shares(time_budget, with_lower)
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
     start = mechanism.sensitivity
     binding = directions[0]
-    for one_way in directions:
-        if sigma:
-            # The σ of the direction before often does for this one too: one evaluation tells.
-            known = _first_to_meet(prepared, sigma, epsilon, delta, one_way)
-            if known.value <= delta:
-                found[one_way] = known
-                continue
-        sigma, evaluation, member = calibrate_one_way(members, epsilon, delta, one_way, sigma or start, tolerance)
-        found[one_way] = labelled(evaluation, member, prepared)
-        binding = one_way
-    # Directions before the binding one were evaluated at a smaller σ.
-    for one_way in directions[: directions.index(binding)]:
-        found[one_way] = _first_to_meet(prepared, sigma, epsilon, delta, one_way)
+    with budget.time_limit(above_seconds) as deadline:
+        source = _in_time(accountant, mechanism, direction, deadline)
+        for one_way in directions:
+            if sigma:
+                # The σ of the direction before often does for this one too: one evaluation tells.
+                known = source.first_to_meet(sigma, epsilon, delta, one_way)
+                if known.value <= delta:
+                    found[one_way] = known
+                    continue
+            sigma, found[one_way] = source.least_noise(epsilon, delta, one_way, sigma or start, tolerance)
+            binding = one_way
+        # Directions before the binding one were evaluated at a smaller σ. That bound holds at this one too (more noise,
+        # a smaller G/σ²), and stays where there is no time for another.
+        for one_way in directions[: directions.index(binding)]:
+            if not deadline.passed:
+                found[one_way] = source.first_to_meet(sigma, epsilon, delta, one_way)
     worst = _binding(found)
     if found[worst].value > delta:
-        raise CalibrationError(f"the bound of {prepared.name} is not monotone around noise multiplier {sigma:g}")
-    below = lower.lower_noise_multiplier(mechanism, epsilon, delta, direction) if with_lower else None
-    answer = (sigma, epsilon, found[worst].value, direction, binding, prepared.name, _details(found), below)
-    if prepared.kind == "bound":
+        raise CalibrationError(f"the bound of {source.name} is not monotone around noise multiplier {sigma:g}")
+    below = None
+    if with_lower:
+        with budget.time_limit(below_seconds):
+            below = lower.lower_noise_multiplier(mechanism, epsilon, delta, direction)
+    answer = (sigma, epsilon, found[worst].value, direction, binding, source.name, source.details(found), below)
+    if source.kind == "bound":
         return Calibration(*answer, target_epsilon=epsilon, target_delta=delta)
-    return CalibrationEstimate(*answer, kind=prepared.kind, target_epsilon=epsilon, target_delta=delta)
+    return CalibrationEstimate(*answer, kind=source.kind, target_epsilon=epsilon, target_delta=delta)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.allocation import BallsInBins, folded_column, gram_matrix, mean_rows
+from dpmf.lag_products import GramSums, gram_sums, toeplitz_lags
 from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
 
 
@@ -43,11 +44,26 @@ class Mechanism:
         return gram
 
     @cached_property
+    def gram_sums(self) -> GramSums:
+        """The diagonal and the sum of the Gram matrix, which need not be made for them."""
+        if "gram" in self.__dict__:
+            return GramSums(np.diagonal(self.gram), float(self.gram.sum()))
+        return gram_sums(self.strategy, self.allocation)
+
+    @cached_property
+    def lags(self) -> Array:
+        """For each d < b a number that no entry G[i, i+d] exceeds; for Toeplitz strategies without making G."""
+        if isinstance(self.strategy, ToeplitzStrategy):
+            return toeplitz_lags(self.strategy, self.allocation)
+        up = 1 + (2 * self.allocation.iterations + 4) * 2.0**-52
+        return np.array([np.diagonal(self.gram, d).max() for d in range(len(self.gram))]) * up
+
+    @cached_property
     def sensitivity(self) -> float:
         """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
         if isinstance(self.strategy, ToeplitzStrategy):  # the first mean is the longest; no b × b matrix is needed
             return math.sqrt(self._ordinary(float(np.sum(folded_column(self.strategy, self.allocation) ** 2))))
-        return math.sqrt(float(np.max(np.diagonal(self.gram))))
+        return math.sqrt(self._ordinary(float(self.gram_sums.diagonal.max())))
 
     def _ordinary(self, largest: float) -> float:
         """The largest entry of G, where it is neither so large nor so small that squares leave the range of double."""

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import fft
 from scipy.special import log_ndtr, ndtri
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.kernels import announce_compilation
 from dpmf.strategies.base import Array
 
@@ -150,7 +150,8 @@ class LossDistribution:
         if self.tilt > 0 and epsilon < bottom:
             # Mass that fell below the window has lost its weight; but δ is convex in e^ε, and 1 at e^ε = 0.
             return 1.0 + math.exp(epsilon - bottom) * (self.delta(bottom) - 1.0)
-        first = max(math.floor(epsilon / self.interval) + 1 - self.lower, 0)
+        # Any ε beyond the lattice is the same; the quotient of a huge one would leave the range of double.
+        first = max(math.floor(min(epsilon / self.interval, 2.0**62)) + 1 - self.lower, 0)
         if first >= len(self.probs):
             return min(self.infinity_mass, 1.0)
         losses = self.interval * (self.lower + np.arange(first, len(self.probs)))
@@ -349,7 +350,12 @@ def compose(
         log_size = min(log_scale - order * epsilon, 0.0) - math.log1p(2.5 * order * deviation)
         log_size = max(log_size - math.log1p(max(order, 1 / deviation)), log_floor)
 
-    h = math.sqrt(6 * inflation / steps) * deviation if interval is None else validation.positive("interval", interval)
+    if interval is None:
+        # A loss that hardly varies (one bin has a zero column) must not have a lattice finer than its own rounding.
+        largest = float(mixtures.means.max()) / sigma
+        h = max(math.sqrt(6 * inflation / steps) * deviation, largest * (largest + 40) * 2.0**-46)
+    else:
+        h = validation.positive("interval", interval)
     rises = np.concatenate((np.array([1.1, 1.3, 1.7, 2.5]) * saddle, saddle + _SCALES / deviation))
     tops = sorted(((cumulants(rise)[0] - log_size + 11.0) / rise, rise) for rise in rises if rise > 0)
     top, orders = tops[0][0] + 2 * h, np.array([rise for _, rise in tops[:3]])
@@ -411,6 +417,7 @@ def _spectrum(
     spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
     announce_compilation(fill_rows)
     for start in range(0, sizes, chunk):
+        budget.check()
         part = rows[: min(chunk, sizes - start)]
         fill_rows(part, start, mixtures.starts, mixtures.means, mixtures.weights, sigma, add, lattice, orders, sums)
         if mixtures.total == 1:

@@ -221,9 +221,13 @@ def _umask() -> int:
 def profile_csv(profile: PrivacyProfile) -> str:
     """The profile as comma-separated values, one row for each ε."""
     names = list(profile.by_direction)
-    lines = [",".join(["epsilon", "delta", *(f"delta_{name}" for name in names)])]
-    for i, epsilon in enumerate(profile.epsilons):
-        values = [epsilon, profile.deltas[i], *(profile.by_direction[name][i] for name in names)]
+    columns = [profile.epsilons, profile.deltas, *(profile.by_direction[name] for name in names)]
+    head = ["epsilon", "delta", *(f"delta_{name}" for name in names)]
+    if profile.lower is not None:
+        columns.append(profile.lower)
+        head.append("lower")
+    lines = [",".join(head)]
+    for values in zip(*columns, strict=True):
         lines.append(",".join(repr(float(value)) for value in values))
     return "\n".join(lines) + "\n"
 

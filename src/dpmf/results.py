@@ -127,7 +127,8 @@ class CalibrationEstimate(Estimate):
 class PrivacyProfile:
     """δ(ε) over a grid of ε, one array per direction covered, and their maximum in `deltas`.
 
-    `kind` is "bound" for upper bounds; otherwise it says what the numbers are instead.
+    `kind` is "bound" for upper bounds; otherwise it says what the numbers are instead. `lower` holds certified lower
+    bounds where they were asked for; `budget_exhausted` says that the time budget ended before every point was done.
     """
 
     noise_multiplier: float
@@ -138,10 +139,12 @@ class PrivacyProfile:
     accountant: str
     kind: str = "bound"
     lower: np.ndarray | None = None
+    budget_exhausted: bool = False
 
     def __post_init__(self) -> None:
-        for array in (self.epsilons, self.deltas, *self.by_direction.values()):
-            array.setflags(write=False)
+        for array in (self.epsilons, self.deltas, *self.by_direction.values(), self.lower):
+            if array is not None:
+                array.setflags(write=False)
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain Python values, ready for JSON."""

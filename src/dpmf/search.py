@@ -9,6 +9,8 @@ from typing import Protocol, TypeVar
 
 from scipy.optimize import brentq
 
+from dpmf import budget
+
 
 class Valued(Protocol):
     """Anything with a bound in it."""
@@ -32,6 +34,8 @@ def least_noise(
 ) -> tuple[float, Answer] | None:
     """The least σ (or ε) found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
 
+    Where the time budget ends the search, it is the least found until then; `OutOfTime` where none was.
+
     **Formal guarantees.** The σ returned was evaluated and met the target; it is the smallest evaluated one that did,
     and, if the bound is monotone in σ, within `relative_tolerance` of the smallest of all.
     """
@@ -39,24 +43,36 @@ def least_noise(
 
     @cache  # the root finder asks again for the ends of its bracket
     def excess(log_sigma: float) -> float:
+        budget.check()
         sigma = math.exp(log_sigma)
         evaluation = evaluate(sigma)
         if evaluation.value <= target_delta:
             met[sigma] = evaluation
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
-    low = high = math.log(start)
+    try:
+        if not _close_in(excess, math.log(start), step, relative_tolerance):
+            return None
+    except budget.OutOfTime:
+        if not met:
+            raise
+    sigma = min(met)
+    return sigma, met[sigma]
+
+
+def _close_in(excess: Callable[[float], float], start: float, step: float, tolerance: float) -> bool:
+    """Evaluate `excess` towards its root from both sides; False where there is none above."""
+    low = high = start
     if excess(high) > 0:
         while excess(high := high + step) > 0:
             low, step = high, 2 * step
-            if high > math.log(start) + math.log(LARGEST_RATIO):
-                return None
+            if high > start + math.log(LARGEST_RATIO):
+                return False
     else:
         while excess(low := low - step) <= 0:
             high, step = low, 2 * step
-            if low < math.log(start) - math.log(LARGEST_RATIO):
+            if low < start - math.log(LARGEST_RATIO):
                 break
     if low < high:
-        brentq(excess, low, high, xtol=relative_tolerance / 4, rtol=1e-14, maxiter=200)
-    sigma = min(met)
-    return sigma, met[sigma]
+        brentq(excess, low, high, xtol=tolerance / 4, rtol=1e-14, maxiter=200)
+    return True

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dpmf import validation
+from dpmf.accountants.auto import Auto
 from dpmf.accountants.base import (
     DIRECTIONS,
     RELATIONS,
@@ -18,6 +19,7 @@ from dpmf.accountants.base import (
 )
 from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
 from dpmf.accountants.best import Best
+from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.chain import Chain
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
@@ -28,7 +30,19 @@ from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
     cls.name: cls
-    for cls in (Best, Chain, Lattice, Renyi, Conditional, Gaussian, MonteCarlo, RandomAllocation, PLDAccounting)
+    for cls in (
+        Best,
+        Auto,
+        Chain,
+        Cascade,
+        Lattice,
+        Renyi,
+        Conditional,
+        Gaussian,
+        MonteCarlo,
+        RandomAllocation,
+        PLDAccounting,
+    )
 }
 
 
@@ -40,9 +54,11 @@ def resolve(accountant: str | Accountant) -> Accountant:
 
 
 def suitable(mechanism: Mechanism) -> list[Accountant]:
-    """Every accountant that can be used with the mechanism here, with default options; `best` last."""
+    """Every accountant that can be used with the mechanism here, with default options; `best` last, no `auto`."""
     found = []
     for name, cls in ACCOUNTANTS.items():
+        if cls is Auto:  # chooses among the others
+            continue
         accountant = cls()
         try:
             accountant.prepare(mechanism)
@@ -55,11 +71,14 @@ def suitable(mechanism: Mechanism) -> list[Accountant]:
 def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:
     """The accountant with the options that are not None replaced; an error where it does not have one of them.
 
-    `best` hands options of the Rényi accountant on to its own.
+    `best` and `auto` hand options of the Rényi accountant on to their own.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(accountant, Best) and given:
-        return replace(accountant, renyi=with_options(accountant.renyi, given))  # type: ignore[arg-type]
+    if isinstance(accountant, Best | Auto):
+        own = {item.name for item in fields(accountant)} - {"renyi", "accountants"}
+        inner = {name: given.pop(name) for name in list(given) if name not in own}
+        if inner:
+            accountant = replace(accountant, renyi=with_options(accountant.renyi, inner))  # type: ignore[arg-type]
     known = {item.name for item in fields(accountant)}  # type: ignore[arg-type]
     for name in given:
         if name not in known:
@@ -72,7 +91,9 @@ __all__ = [
     "DIRECTIONS",
     "RELATIONS",
     "Accountant",
+    "Auto",
     "Best",
+    "Cascade",
     "Chain",
     "Conditional",
     "Direction",

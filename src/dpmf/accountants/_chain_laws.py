@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from dpmf import budget
 from dpmf.accountants._transfer import UNIT, Spread, TermTable, Transform, hat_weights
 from dpmf.kernels.chain import multiply_terms
 from dpmf.strategies.base import Array
@@ -94,7 +95,11 @@ def classes_of(variances: Array) -> tuple[Array, np.ndarray]:
 def in_chunks(transform: Transform, s: np.ndarray, width: int) -> np.ndarray:
     """The transform of all s, a few at a time, on a few threads. Beyond double range it is not finite."""
 
+    deadline = budget.current()
+
     def quietly(part: np.ndarray) -> np.ndarray:
+        if deadline is not None:
+            deadline.check()
         with np.errstate(over="ignore", invalid="ignore"):
             return transform(part)
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from dpmf import budget
 from dpmf.accountants.base import Direction
 from dpmf.kernels import announce_compilation
 from dpmf.mechanism import Mechanism
@@ -115,6 +116,7 @@ class ReverseHazards:
                     divergences=np.zeros((count, family.size, distinct), dtype=np.float32),
                 )
                 kind = (family.uniform, temperatures, family.by_component)
+                budget.check()
                 prefix_terms(block, done, gram, labels, self._scale, *kind, self._remove, terms)
                 done += len(block)
                 at = stop
@@ -148,15 +150,29 @@ class ReverseHazards:
 
     def mixtures(self, noise_multiplier: float, bad_event: float) -> Mixtures:
         """Mixtures that dominate every step outside an event of probability at most `bad_event`."""
+        collected: dict[tuple[bytes, bytes], int] = {}
+        for means, weights in self.steps(noise_multiplier, bad_event):
+            key = (means.tobytes(), weights.tobytes())
+            collected[key] = collected.get(key, 0) + 1
+        return Mixtures.from_unique(collected)
+
+    def steps(self, noise_multiplier: float, bad_event: float) -> Iterator[tuple[Array, Array]]:
+        """Means (ascending) and weights of the dominating mixture, step by step in their order.
+
+        The last weight of a step bounds the reverse hazard of its largest mean.
+
+        **Formal guarantees.** Those of this module: all of them dominate at once, outside an event of probability at
+        most `bad_event`.
+        """
         from dpmf.kernels.conditional import mixture_thresholds, mixture_weights, single_thresholds
 
         share = bad_event * (1 - 1e-9) / max(self.live_steps, 1)
         precision = self._scale / noise_multiplier**2
         references, _ = self._sizes()
         grain = _GRAIN if self._mechanism.allocation.iterations > _MANY_STEPS else 0.0
-        collected: dict[tuple[bytes, bytes], int] = {}
         announce_compilation(mixture_thresholds)
         for terms in self.blocks():
+            budget.check()
             count = len(terms.tops)
             per_step = _live_per_step(terms)
             levels = np.repeat(share / np.maximum(per_step, 1), np.diff(terms.starts))
@@ -173,10 +189,8 @@ class ReverseHazards:
             mixture_weights(thresholds, terms, grain, means, weights, ends)
             first = 0
             for end in ends.tolist():
-                key = (means[first:end].tobytes(), weights[first:end].tobytes())
-                collected[key] = collected.get(key, 0) + 1
+                yield means[first:end], weights[first:end]
                 first = end
-        return Mixtures.from_unique(collected)
 
 
 def _live_per_step(terms: Terms) -> np.ndarray:

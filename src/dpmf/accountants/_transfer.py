@@ -24,6 +24,8 @@ _WEIGHT_FLOOR = 1e-34  # where the quadrature's relative error is not under cont
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.5
+_MOST_SMOOTHING = 6.0  # ηθ, which costs a factor e^(18): the plain Gaussian mechanism does better
+_WRAP = 5.0  # θL of the inversion by parity: aliases are worth e^(−5) of a smaller option, rounding grows with e^(θL)
 _NARROWEST = 20  # a standard deviation below spacing/20 is not worth resolving
 
 
@@ -142,6 +144,11 @@ class TermTable:
         table = self._excess[kind]
         return np.asarray((1 - share) * table[row] + share * table[row + 1] + above)
 
+    @property
+    def summands(self) -> int:
+        """Of the longest sum in a transform: the nodes of a nugget."""
+        return max(len(weights) for weights, _, _, _ in self._laws) + 1
+
     def _banded(self, weights: Array) -> Array:
         """The matrix that replaces each row by its mixture over the nugget."""
         matrix = np.zeros((self._count, self._count + len(weights)))
@@ -243,6 +250,8 @@ def invert(
     theta = float(thetas[best])
     while count > most:
         eta *= 1.25
+        if eta * theta > _MOST_SMOOTHING:  # frequencies below θ are not damped: no η brings so few of them
+            return None
         count = _frequencies(theta, eta, period, float(logs[best]), log_allowed)
     omega = 2 * math.pi / period * np.arange(count)
     s = theta + 1j * omega
@@ -285,7 +294,7 @@ def invert_by_parity(
     at_zero = complex(transform(np.array([tiny * 1j]))[0])
     mass, drift = at_zero.real, at_zero.imag / tiny
     period = 1.2 * strike
-    theta = 7.0 / period
+    theta = _WRAP / period
     aliases = np.arange(1, 60)
     known = float((np.exp(-theta * period * aliases) * np.maximum(mass * aliases * period - drift, 0.0)).sum())
     count, value = 16, math.inf

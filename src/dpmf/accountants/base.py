@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from dpmf import budget
 from dpmf.mechanism import Mechanism
 from dpmf.search import least_noise
 
@@ -66,8 +67,18 @@ class PreparedAccountant(ABC):
         return Evaluation(math.inf) if found is None else Evaluation(found[0], found[1].details)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        """δ bounds over many ε; accountants that get a whole profile from one run override this."""
-        return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
+        """δ bounds over many ε, 1 for those that the time budget does not reach.
+
+        Accountants that get a whole profile from one run override this.
+        """
+        found: list[float] = []
+        try:
+            for epsilon in epsilons:
+                budget.check()
+                found.append(self.delta_one_way(noise_multiplier, epsilon, direction).value)
+        except budget.OutOfTime:
+            pass
+        return found + [1.0] * (len(epsilons) - len(found))
 
     def members(self) -> Sequence[PreparedAccountant]:
         """The independent bounds this accountant is the minimum of, the likely winner first.
@@ -79,6 +90,31 @@ class PreparedAccountant(ABC):
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         """Why no σ can meet the target, or None where a large enough σ can."""
         return None
+
+    def least_noise_one_way(
+        self, epsilon: float, delta: float, direction: Direction, start: float, relative_tolerance: float
+    ) -> tuple[float, Evaluation]:
+        """The least σ found that meets the target, evaluated there; `start` is where to look first."""
+        from dpmf.calibration import calibrate_one_way
+
+        members = self.members()
+        sigma, found, member = calibrate_one_way(members, epsilon, delta, direction, start, relative_tolerance)
+        return sigma, labelled(found, member, self)
+
+    def first_to_meet(self, noise_multiplier: float, epsilon: float, delta: float, direction: Direction) -> Evaluation:
+        """The bound of the first member that meets the target, the smallest bound where none does."""
+        least: Evaluation | None = None
+        for member in self.members():
+            found = labelled(member.delta_for_target(noise_multiplier, epsilon, delta, direction), member, self)
+            if found.value <= delta:
+                return found
+            least = found if least is None or found.value < least.value else least
+        assert least is not None
+        return least
+
+    def for_relation(self, relation: str) -> PreparedAccountant:
+        """The accountant to ask where the directions of this relation are needed together."""
+        return self
 
 
 class Portfolio(PreparedAccountant):
@@ -96,7 +132,16 @@ class Portfolio(PreparedAccountant):
         return tuple(inner for member in self._members for inner in member.members())
 
     def _least(self, ask: Callable[[PreparedAccountant], Evaluation]) -> Evaluation:
-        return min((labelled(ask(m), m, self) for m in self._members), key=lambda evaluation: evaluation.value)
+        found: list[Evaluation] = []
+        for member in self._members:
+            try:
+                budget.check()
+                found.append(labelled(ask(member), member, self))
+            except budget.OutOfTime:
+                if not found:
+                    raise
+                break
+        return min(found, key=lambda evaluation: evaluation.value)
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         return self._least(lambda m: m.delta_one_way(noise_multiplier, epsilon, direction))
@@ -109,16 +154,21 @@ class Portfolio(PreparedAccountant):
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         best: Evaluation | None = None
         for member in self.members():
-            if best is not None:
-                # A member that cannot improve on the best so far costs one evaluation.
-                challenged = best.value * (1 - 1e-4)
-                if challenged == 0:
-                    break
-                if math.isfinite(challenged) and (
-                    member.delta_for_target(noise_multiplier, challenged, delta, direction).value > delta
-                ):
-                    continue
-            found = labelled(member.epsilon_one_way(noise_multiplier, delta, direction), member, self)
+            try:
+                if best is not None:
+                    # A member that cannot improve on the best so far costs one evaluation.
+                    challenged = best.value * (1 - 1e-4)
+                    if challenged == 0:
+                        break
+                    if math.isfinite(challenged) and (
+                        member.delta_for_target(noise_multiplier, challenged, delta, direction).value > delta
+                    ):
+                        continue
+                found = labelled(member.epsilon_one_way(noise_multiplier, delta, direction), member, self)
+            except budget.OutOfTime:
+                if best is None:
+                    raise
+                break
             if best is None or found.value < best.value:
                 best = found
         assert best is not None
@@ -151,6 +201,8 @@ class Accountant(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    # The theorem its bounds follow from, in a line; `dpmf verify` prints it.
+    rests_on: ClassVar[str] = "see the Formal guarantees in its documentation"
 
     @abstractmethod
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:

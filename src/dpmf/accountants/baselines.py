@@ -57,6 +57,7 @@ class RandomAllocation(Accountant):
 
     name: ClassVar[str] = "random-allocation"
     summary: ClassVar[str] = "Feldman & Shenfeld 2025, DP-SGD only (optional package)"
+    rests_on: ClassVar[str] = "what its package proves (Feldman & Shenfeld 2025)"
 
     max_order: int = 25
 
@@ -101,6 +102,7 @@ class PLDAccounting(Accountant):
 
     name: ClassVar[str] = "pld-accounting"
     summary: ClassVar[str] = "Shenfeld & Feldman 2026, DP-SGD only (optional package)"
+    rests_on: ClassVar[str] = "what its package proves (Shenfeld & Feldman 2026)"
 
     loss_discretization: float | None = None
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants._chain_laws import Law, LineModel, Resolution
+from dpmf.accountants._chain_laws import Law, Resolution
+from dpmf.accountants._families import Model, models
 from dpmf.accountants._lattice_weights import gaussian_delta
-from dpmf.accountants._majorants import line_chain, ring_chain, shared_factor
-from dpmf.accountants._separators import SeparatorModel, separators
 from dpmf.accountants._transfer import UNIT, Inversion, invert, invert_by_parity, pilot
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
-
-Model: TypeAlias = LineModel | SeparatorModel
 
 _LARGEST_EPSILON = 200.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 300.0  # of G/σ²; outside, the plain Gaussian mechanism answers
@@ -44,6 +41,9 @@ class Chain(Accountant):
 
     name: ClassVar[str] = "chain"
     summary: ClassVar[str] = "chains that dominate the noise, by transfer matrices; tight at every ε"
+    rests_on: ClassVar[str] = (
+        "Kahane's inequality: entrywise larger Gram matrices dominate; transforms of chains inverted from above"
+    )
 
     discretisation_loss: float = 0.005
     max_frequencies: int = 2048
@@ -71,25 +71,10 @@ class Chain(Accountant):
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         gram = np.maximum(gram, gram.T)
         members: list[PreparedAccountant] = [
-            _PreparedChain(mechanism, gram, self, name, model) for name, model in _models(gram)
+            _PreparedChain(mechanism, gram, self, name, model) for name, model in models(gram)
         ]
         members.append(_Unamplified(mechanism, gram))
         return Portfolio(self.name, mechanism, members)
-
-
-def _models(gram: Array) -> list[tuple[str, Model]]:
-    """The majorants worth trying for this Gram matrix."""
-    found: list[tuple[str, Model]] = []
-    if len(gram) >= 3 and np.any(gram[~np.eye(len(gram), dtype=bool)] > 0):
-        wraps = gram[0, -1] > 0.5 * gram[0, 1]
-        for emphasis in (0.0, 3.0):
-            blocks = separators(gram, emphasis)
-            if blocks is not None:
-                found.append((f"separators {emphasis:g}", blocks))
-            chain = ring_chain(gram, emphasis) if wraps else line_chain(gram, emphasis)
-            if not any(np.array_equal(chain.variances(), other.variances()) for _, other in found):
-                found.append((f"{'ring' if wraps else 'line'} {emphasis:g}", chain))
-    return [*found, ("shared", shared_factor(gram))]
 
 
 class _Unamplified(PreparedAccountant):

@@ -41,6 +41,9 @@ class Conditional(Accountant):
 
     name: ClassVar[str] = "conditional"
     summary: ClassVar[str] = "conditional composition: per-step Gaussian mixtures outside a bad event"
+    rests_on: ClassVar[str] = (
+        "conditional composition (Choquette-Choo et al. 2023, Thm 3.1) of dominated Gaussian mixtures"
+    )
 
     family: str = "variational"
     option: int = 3

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from scipy.special import log_ndtr
 
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
@@ -24,6 +23,7 @@ class Gaussian(Accountant):
 
     name: ClassVar[str] = "gaussian"
     summary: ClassVar[str] = "closed forms: no amplification (remove), geometric mean (add); instant"
+    rests_on: ClassVar[str] = "Kahane's inequality (remove); arithmetic and geometric means (add); closed forms"
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """**Formal guarantees.** Remove rests on Gram domination (Kahane's inequality), add on the inequality of
@@ -36,9 +36,11 @@ class _PreparedGaussian(PreparedAccountant):
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
-        gram, b = mechanism.gram, mechanism.allocation.batches_per_epoch
+        sums, b = mechanism.gram_sums, mechanism.allocation.batches_per_epoch
         up = 1 + (mechanism.allocation.iterations + 2 * b + 8) * 2.0**-51
-        largest, mean, variance = float(gram.max()), float(np.trace(gram)) / (2 * b), float(gram.sum()) / b**2
+        # No entry of a Gram matrix exceeds the largest on its diagonal.
+        largest, mean = float(sums.diagonal.max()), float(sums.diagonal.sum()) / (2 * b)
+        variance = sums.total / b**2
         # (mean, variance) of the bound on the privacy loss, times σ².
         self._law = {"remove": (largest / 2 * up, largest * up), "add": (mean * up, variance * up)}
 
@@ -54,6 +56,7 @@ def gaussian_loss_delta(mean: float, variance: float, epsilon: float) -> float:
     logarithms; with their relative errors at most 10⁻¹³·(1 + |logarithms|), what is added covers the difference.
     """
     s = math.sqrt(variance)
+    epsilon = min(epsilon, mean + 1e100 * s)  # δ falls with ε; beyond, squares leave the range of double
     x = (mean - epsilon) / s
     first, second = float(log_ndtr(x)), epsilon - mean + variance / 2 + float(log_ndtr(x - s))
     size = 1e-13 * (1 + abs(first) + abs(second) + epsilon + mean + variance)

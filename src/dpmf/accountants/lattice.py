@@ -39,6 +39,7 @@ class Lattice(Accountant):
 
     name: ClassVar[str] = "lattice"
     summary: ClassVar[str] = "sums of log-normals by FFT; uncorrelated noise (DP-SGD) only, tight at every ε"
+    rests_on: ClassVar[str] = "sums of independent log-normals, discretised in convex order from above"
 
     discretisation_loss: float = 0.0005
     max_points: int = 2**17

@@ -9,6 +9,7 @@ Four families, the best of which is reported (S = G/σ², u ~ N(0, S), a_i = e^(
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,19 +19,21 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._lattice_weights import UNIT, gaussian_delta
 from dpmf.accountants._lognormal_sum import LognormalSum
 from dpmf.accountants.base import RELATIONS, Direction, directions_of
 from dpmf.accountants.lattice import grouped, independent_delta, uncorrelated_diagonal
+from dpmf.lag_products import LowerSums, lower_sums
 from dpmf.mechanism import Mechanism
 from dpmf.search import LARGEST_RATIO
-from dpmf.strategies.base import Array
+from dpmf.strategies.base import Array, ToeplitzStrategy
 
 _LOSS, _MAX_POINTS = 0.0005, 2**17
 _MOST_WINDOWS, _PAIR_WORK = 50, 1e6
 _WINDOW_LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _SHARED_CELLS = 24
+_DENSE_BATCHES = 3000  # up to which the Gram matrix is made
 _LEAST_SHARED = 0.02  # of the largest entry: below, a shared part gains nothing
 
 
@@ -48,8 +51,10 @@ def lower_delta(target: Mechanism | Array, noise_multiplier: float, epsilon: flo
     return max(bounds.delta(sigma, epsilon, one_way) for one_way in _directions(direction))
 
 
-def lower_epsilon(target: Mechanism | Array, noise_multiplier: float, delta: float, direction: str = "both") -> float:
-    """The largest ε found at which δ(ε) certainly exceeds `delta` (0 where none is).
+def lower_epsilon(
+    target: Mechanism | Array, noise_multiplier: float, delta: float, direction: str = "both", start: float = 1.0
+) -> float:
+    """The largest ε found at which δ(ε) certainly exceeds `delta` (0 where none is); `start` is where to look first.
 
     **Formal guarantees.** The lower bound was evaluated at the ε returned and exceeded `delta`, and δ(ε) falls with ε:
     no ε' ≤ ε can be certified.
@@ -58,16 +63,18 @@ def lower_epsilon(target: Mechanism | Array, noise_multiplier: float, delta: flo
     delta = validation.probability("delta", delta)
     bounds = LowerBounds.of(target)
     found = 0.0
-    for one_way in _directions(direction):
-        low, high = found, max(1.0, 2 * found)
-        if not bounds.exceeds(delta, sigma, low, one_way):
-            continue
-        while bounds.exceeds(delta, sigma, high, one_way):
-            low, high = high, 2 * high
-        while high - low > 1e-5 * high:
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if bounds.exceeds(delta, sigma, middle, one_way) else (low, middle)
-        found = low
+    with contextlib.suppress(budget.OutOfTime):
+        for one_way in _directions(direction):
+            low, high = found, max(start, 2 * found)
+            if not bounds.exceeds(delta, sigma, low, one_way):
+                continue
+            while bounds.exceeds(delta, sigma, high, one_way):
+                found = low = high
+                high = 2 * high
+            while high - low > 1e-5 * high:
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if bounds.exceeds(delta, sigma, middle, one_way) else (low, middle)
+                found = low
     return found
 
 
@@ -76,7 +83,7 @@ def lower_noise_multiplier(
 ) -> float:
     """The largest noise multiplier found that certainly misses (ε, δ), so that no accountant could accept it.
 
-    0 where none was found.
+    0 where none was found. Both searches end with the time budget, with what they have.
 
     **Formal guarantees.** At the value returned a lower bound on δ(ε) was evaluated and exceeded `delta`; every smaller
     noise multiplier has a larger Gram matrix G/σ², hence a larger δ(ε), and misses the target too.
@@ -89,35 +96,38 @@ def lower_noise_multiplier(
     if start == 0:
         return 0.0
     found = 0.0
-    for one_way in _directions(direction):
+    with contextlib.suppress(budget.OutOfTime):
+        for one_way in _directions(direction):
 
-        def misses(sigma: float, one_way: Direction = one_way) -> bool:
-            return bounds.exceeds(delta, sigma, epsilon, one_way)
+            def misses(sigma: float, one_way: Direction = one_way) -> bool:
+                nonlocal found
+                missed = bounds.exceeds(delta, sigma, epsilon, one_way)
+                found = max(found, sigma) if missed else found
+                return missed
 
-        found = max(found, _last_miss(misses, found or start, known=found > 0, tolerance=tolerance))
+            _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
     return found
 
 
-def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float) -> float:
-    """The largest σ found with misses(σ), 0 where there is none; a `known` start need not be gone below."""
+def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float) -> None:
+    """Ask for the largest σ with misses(σ); a `known` start need not be gone below."""
     low = high = start
     factor = 1.5
     if misses(start):
         while misses(high := low * factor):
             low, factor = high, factor * factor
             if high > start * LARGEST_RATIO:
-                return low
+                return
     elif known:
-        return 0.0
+        return
     else:
         while not misses(low := high / factor):
             high, factor = low, factor * factor
             if low < start / LARGEST_RATIO:
-                return 0.0
+                return
     while high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if misses(middle) else (low, middle)
-    return low
 
 
 def _directions(direction: str) -> tuple[Direction, ...]:
@@ -158,13 +168,24 @@ class _Windows:
 class LowerBounds:
     """The lower bounds of one Gram matrix; what does not depend on σ is done once."""
 
-    def __init__(self, diagonal: Array, gram: Array | None, relative_error: float) -> None:
+    def __init__(
+        self,
+        diagonal: Array,
+        gram: Array | None,
+        relative_error: float,
+        sums: LowerSums | None = None,
+        total: float = 0,
+    ) -> None:
         self.diagonal = diagonal
         self._error = relative_error
         b, largest = len(diagonal), float(diagonal.max())
         self._windows: list[_Windows] = []
         self._shared = 0.0
         if largest == 0:
+            return
+        if sums is not None:
+            self._shared = sums.least * (1 - relative_error)
+            self._windows.append(_Windows((sums.row_sums / math.sqrt(total))[None, :], np.empty(0)))
             return
         if gram is None:
             self._windows.append(_Windows((diagonal / math.sqrt(diagonal.sum()))[None, :], np.empty(0)))
@@ -186,13 +207,24 @@ class LowerBounds:
     @classmethod
     def of(cls, target: Mechanism | Array) -> LowerBounds:
         if isinstance(target, Mechanism):
-            error = 4 * UNIT * (target.allocation.iterations + target.allocation.batches_per_epoch + 16)
-            diagonal = uncorrelated_diagonal(target)
-            if diagonal is not None:
-                return cls(diagonal, None, error)
-            return cls(np.diagonal(target.gram), target.gram, error)
+            known = target.__dict__.get("_lower_bounds")  # kept with the mechanism, like its cached properties
+            if known is None:
+                known = target.__dict__["_lower_bounds"] = cls._of_mechanism(target)
+            return known
         gram = _checked_gram(target)
         return cls(np.diagonal(gram), gram, 4 * UNIT * (len(gram) + 16))
+
+    @classmethod
+    def _of_mechanism(cls, mechanism: Mechanism) -> LowerBounds:
+        strategy, allocation = mechanism.strategy, mechanism.allocation
+        error = 4 * UNIT * (allocation.iterations + allocation.batches_per_epoch + 16)
+        diagonal = uncorrelated_diagonal(mechanism)
+        if diagonal is not None:
+            return cls(diagonal, None, error)
+        if isinstance(strategy, ToeplitzStrategy) and allocation.batches_per_epoch > _DENSE_BATCHES:
+            sums, lower = mechanism.gram_sums, lower_sums(strategy, allocation)
+            return cls(sums.diagonal, None, error, lower, sums.total)
+        return cls(np.diagonal(mechanism.gram), mechanism.gram, error)
 
     def delta(self, noise_multiplier: float, epsilon: float, direction: Direction) -> float:
         """The best of the lower bounds on δ(ε), for one direction.
@@ -209,6 +241,7 @@ class LowerBounds:
 
     def exceeds(self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction) -> bool:
         """Whether some bound certifies δ(ε) > delta."""
+        budget.check()
         return any(value > delta for value in self._values(noise_multiplier, epsilon, direction))
 
     def _values(self, sigma: float, epsilon: float, direction: Direction) -> Iterator[float]:

@@ -188,6 +188,9 @@ class MonteCarlo(Accountant):
 
     name: ClassVar[str] = "monte-carlo"
     summary: ClassVar[str] = "sampled privacy losses: an estimate, not a bound"
+    rests_on: ClassVar[str] = (
+        "an average over samples: no theorem without a failure probability, then Hoeffding 1963, Thm 1"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", validation.integer("samples", self.samples, at_least=1))

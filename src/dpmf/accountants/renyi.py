@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.allocation import circulant_majorant, cyclic_bandwidth, truncate
@@ -30,6 +30,7 @@ _MOST_ORDERS = 2000
 _BANDWIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _WIDEST = 32
 _LARGEST_REAL_ORDER = 1e12
+_UPDATES_PER_SECOND = 5e8
 
 
 def log_conversion_factor(order: np.ndarray | float) -> np.ndarray | float:
@@ -40,9 +41,10 @@ def log_conversion_factor(order: np.ndarray | float) -> np.ndarray | float:
 def _best_real_order(score: Callable[[float], float], max_order: int | None) -> float:
     """The real order in (1, max_order] with the least (quasi-convex) score; any order would be valid."""
     top = math.log((max_order or _LARGEST_REAL_ORDER) - 1)
-    found = minimize_scalar(
-        lambda x: score(1 + math.exp(x)), bounds=(-12.0, top), method="bounded", options={"xatol": 1e-7}
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # its parabolas through scores beyond 10¹⁵⁴
+        found = minimize_scalar(
+            lambda x: score(1 + math.exp(x)), bounds=(-12.0, top), method="bounded", options={"xatol": 1e-7}
+        )
     order = 1 + math.exp(float(found.x))
     return max_order if max_order and score(max_order) < score(order) else order
 
@@ -71,6 +73,9 @@ class Renyi(Accountant):
 
     name: ClassVar[str] = "renyi"
     summary: ClassVar[str] = "Rényi moments by dynamic programming; tight at large ε"
+    rests_on: ClassVar[str] = (
+        "moments by dynamic programming (remove), means (add); conversion of Canonne, Kamath & Steinke 2020, Prop. 12"
+    )
 
     max_order: int | None = None
     work_budget: float = 3e9
@@ -98,15 +103,33 @@ class Renyi(Accountant):
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
         tables = [table for p in reversed(_widths(gram, self.bandwidth)) for table in _tables(gram, p)]
-        share = self.work_budget / len(tables)
+        # With a time budget, no σ may take more than a small part of it.
+        share = min(self.work_budget, _UPDATES_PER_SECOND * budget.seconds_left() / 10) / len(tables)
+        add = AddOrders(float(np.trace(gram)) / len(gram), float(gram.sum()) / len(gram) ** 2)
         members: list[PreparedAccountant] = [
-            _TruncatedRenyi(mechanism, gram, self.max_order, table, self._orders(table, share)) for table in tables
+            MomentOrders(mechanism, add, self.max_order, table, self.orders_within(table, share)) for table in tables
         ]
         if self.bandwidth is None:
-            members.append(_UnamplifiedRenyi(mechanism, gram, self.max_order))
+            members.append(_UnamplifiedRenyi(mechanism, gram, add, self.max_order))
         return Portfolio(self.name, mechanism, members)
 
-    def _orders(self, table: MomentTable, budget: float) -> int:
+    def divergences(self, mechanism: Mechanism, noise_multiplier: float, order: int) -> Array:
+        """Upper bounds on R_α(P‖Q) (the remove direction) for α = 2..order, all orders from one dynamic program.
+
+        **Formal guarantees.** Those of `prepare`: each truncation is an upper bound at every order, and the least of
+        them is returned. Orders are computed whatever the work budget says, so it may take long.
+        """
+        sigma = validation.positive("noise_multiplier", noise_multiplier)
+        order = validation.integer("order", order, at_least=2)
+        gram = mechanism.gram * (1 + (2 * mechanism.allocation.iterations + 4) * 2.0**-52)
+        found = [
+            table.log_moments(sigma, order)[2 : order + 1]
+            for p in _widths(gram, self.bandwidth)
+            for table in _tables(gram, p)
+        ]
+        return np.asarray(np.min(found, axis=0) / np.arange(1, order))
+
+    def orders_within(self, table: MomentTable, budget: float) -> int:
         """The largest order that fits the budget; 2 always does, or nothing could be answered."""
         most = min(self.max_order or _MOST_ORDERS, table.largest_order)
         if table.work(most) <= budget:
@@ -143,21 +166,30 @@ def _tables(gram: Array, p: int) -> list[MomentTable]:
     return [LineMoments.from_ring(circulant_majorant(gram), majorant.p), ring]
 
 
+@dataclass(frozen=True)
+class AddOrders:
+    """The add direction at every real order: means over the diagonal and over all entries of G."""
+
+    diagonal: float
+    entries: float
+
+    def divergence(self, noise_multiplier: float, order: float) -> float:
+        """R_α(Q‖P) ≤ tr G/(2bσ²) + (α−1)·ΣG/(2b²σ²): the geometric mean of the a_i is below their mean A."""
+        return (self.diagonal + (order - 1) * self.entries) / 2 / noise_multiplier**2
+
+
 class _OneOrderPerDirection(PreparedAccountant):
     """Shared by all truncations: the add direction, in closed form."""
 
     name = "renyi"
 
-    def __init__(self, mechanism: Mechanism, gram: Array, max_order: int | None) -> None:
+    def __init__(self, mechanism: Mechanism, add: AddOrders, max_order: int | None) -> None:
         self.mechanism = mechanism
-        b = len(gram)
-        # R_α(Q‖P) ≤ tr G/(2bσ²) + (α−1)·ΣG/(2b²σ²): the geometric mean of the a_i is below their mean A.
-        self._add_constant = float(np.trace(gram)) / (2 * b)
-        self._add_slope = float(gram.sum()) / (2 * b * b)
+        self._add = add
         self._max_order = max_order
 
     def _add_divergence(self, noise_multiplier: float, order: float) -> float:
-        return (self._add_constant + (order - 1) * self._add_slope) / noise_multiplier**2
+        return self._add.divergence(noise_multiplier, order)
 
     def _delta_at_real_order(self, divergence: Callable[[float], float], epsilon: float) -> Evaluation:
         def log_delta(order: float) -> float:
@@ -192,8 +224,8 @@ class _OneOrderPerDirection(PreparedAccountant):
 class _UnamplifiedRenyi(_OneOrderPerDirection):
     """Bandwidth 0: G ≤ max G, the Gaussian mechanism without amplification, at every real order."""
 
-    def __init__(self, mechanism: Mechanism, gram: Array, max_order: int | None) -> None:
-        super().__init__(mechanism, gram, max_order)
+    def __init__(self, mechanism: Mechanism, gram: Array, add: AddOrders, max_order: int | None) -> None:
+        super().__init__(mechanism, add, max_order)
         self._largest = float(gram.max())
 
     def _divergence(self, noise_multiplier: float, direction: Direction) -> Callable[[float], float]:
@@ -210,13 +242,13 @@ class _UnamplifiedRenyi(_OneOrderPerDirection):
         return Evaluation(found.value, {**found.details, "bandwidth": 0, "exact": False})
 
 
-class _TruncatedRenyi(_OneOrderPerDirection):
-    """One truncation of G: moments of all orders up to `most_orders`, grown only as far as they are needed."""
+class MomentOrders(_OneOrderPerDirection):
+    """One table of moments (a truncation of G, say): all orders up to `most_orders`, grown only as far as needed."""
 
     def __init__(
-        self, mechanism: Mechanism, gram: Array, max_order: int | None, table: MomentTable, most_orders: int
+        self, mechanism: Mechanism, add: AddOrders, max_order: int | None, table: MomentTable, most_orders: int
     ) -> None:
-        super().__init__(mechanism, gram, max_order)
+        super().__init__(mechanism, add, max_order)
         self._table = table
         self._most = most_orders
         self._latest: tuple[float, Array] = (math.nan, np.empty(0))

@@ -19,6 +19,7 @@ from dpmf.cli.options import (
     NoiseMultiplier,
     Samples,
     Seed,
+    TimeBudget,
     WorkBudget,
     accountant_from,
     mechanism_from,
@@ -54,12 +55,13 @@ def calibrate(
     delta: Delta,
     direction: DirectionName = "both",
     lower: Lower = True,
+    time_budget: TimeBudget = None,
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier that is guaranteed to give (ε, δ)."""
     import dpmf
 
-    with working("calibrating"):
+    with working(f"calibrating by {accountant.name}"):
         found = dpmf.calibrate(
             mechanism,
             target_epsilon=epsilon,
@@ -67,6 +69,7 @@ def calibrate(
             accountant=accountant,
             direction=direction,
             with_lower=lower,
+            time_budget=time_budget,
         )
     _print_answer(mechanism, found, "noise_multiplier", as_json)
 
@@ -80,12 +83,13 @@ def epsilon(
     delta: Delta,
     direction: DirectionName = "both",
     lower: Lower = True,
+    time_budget: TimeBudget = None,
     as_json: Json = False,
 ) -> None:
     """The ε guaranteed by a noise multiplier at δ."""
     import dpmf
 
-    with working():
+    with working(f"bounding ε by {accountant.name}"):
         found = dpmf.epsilon(
             mechanism,
             noise_multiplier=noise_multiplier,
@@ -93,6 +97,7 @@ def epsilon(
             accountant=accountant,
             direction=direction,
             with_lower=lower,
+            time_budget=time_budget,
         )
     _print_answer(mechanism, found, "epsilon", as_json)
 
@@ -106,12 +111,13 @@ def delta(
     epsilon: Epsilon,
     direction: DirectionName = "both",
     lower: Lower = True,
+    time_budget: TimeBudget = None,
     as_json: Json = False,
 ) -> None:
     """The δ guaranteed by a noise multiplier at ε."""
     import dpmf
 
-    with working():
+    with working(f"bounding δ by {accountant.name}"):
         found = dpmf.delta(
             mechanism,
             noise_multiplier=noise_multiplier,
@@ -119,6 +125,7 @@ def delta(
             accountant=accountant,
             direction=direction,
             with_lower=lower,
+            time_budget=time_budget,
         )
     _print_answer(mechanism, found, "delta", as_json)
 
@@ -134,6 +141,10 @@ def profile(
         Path | None, typer.Option("--output", "-o", help="A .csv, .json or .png file. [default: print]")
     ] = None,
     direction: DirectionName = "both",
+    lower: Annotated[
+        bool, typer.Option("--lower", help="Also certified lower bounds, in a column of their own.")
+    ] = False,
+    time_budget: TimeBudget = None,
     as_json: Json = False,
 ) -> None:
     """δ(ε) over a range of ε."""
@@ -142,9 +153,15 @@ def profile(
 
     writer = None if output is None else report.profile_writer(output)
     grid = None if epsilon is None else numbers("--epsilon", epsilon)
-    with working():
+    with working(f"bounding δ over a range of ε by {accountant.name}"):
         found = dpmf.profile(
-            mechanism, noise_multiplier=noise_multiplier, epsilons=grid, accountant=accountant, direction=direction
+            mechanism,
+            noise_multiplier=noise_multiplier,
+            epsilons=grid,
+            accountant=accountant,
+            direction=direction,
+            with_lower=lower,
+            time_budget=time_budget,
         )
     if writer is not None:
         writer(mechanism, found)

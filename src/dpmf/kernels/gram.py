@@ -8,15 +8,15 @@ from numba import njit
 
 # Only the order of summation is left to the compiler: the error bound of a sum does not depend on it.
 @njit(cache=True, fastmath={"reassoc", "contract"})
-def toeplitz_gram(folded: np.ndarray, b: int) -> np.ndarray:
-    """G[i, i+d] = Σ_{s < N−i−d} folded[s]·folded[s+d], for all i, d ≥ 0 with i + d < b.
+def toeplitz_gram(folded: np.ndarray, first: int, last: int, gram: np.ndarray) -> None:
+    """G[i, i+d] = Σ_{s < N−i−d} folded[s]·folded[s+d], for all i ≥ 0 and first ≤ d < last with i + d < b.
 
     `folded` is the first mixture mean; mean i is the same sequence moved down by i and cut off at N, so that entries on
-    one diagonal are partial sums of one sequence of products. O(bN) time, O(b²) memory.
+    one diagonal are partial sums of one sequence of products. O(bN) time for all d.
     """
     n = len(folded)
-    gram = np.empty((b, b))
-    for d in range(b):
+    b = len(gram)
+    for d in range(first, last):
         total = 0.0
         done = 0
         for j in range(b - 1, d - 1, -1):
@@ -29,4 +29,3 @@ def toeplitz_gram(folded: np.ndarray, b: int) -> np.ndarray:
             done = stop
             gram[j - d, j] = total
             gram[j, j - d] = total
-    return gram

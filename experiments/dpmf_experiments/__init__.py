@@ -1,0 +1,15 @@
+"""Every figure of the paper as a declarative spec, one engine that computes them, and a store that forgets nothing.
+
+    figures (specs) → cells → engine (joblib or Dask) → store (SQLite) → pictures, docs/results.md
+
+| module | holds |
+|---|---|
+| `spec` | the vocabulary: mechanisms, accountants, cells, lines, panels, figures |
+| `figures` | the figures, as values |
+| `quantities` | what a cell computes, on dpmf's public API |
+| `fingerprint` | which code a cell's number depends on |
+| `store` | results by cell and code, written as they come |
+| `engine`, `backends` | runs what is missing: this machine's cores, or a Dask cluster |
+| `draw`, `findings`, `page` | pictures, what they show in numbers, docs/results.md |
+| `cli` | the command line, `dpmf-experiments` |
+"""

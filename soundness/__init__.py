@@ -1,0 +1,13 @@
+"""The soundness campaign: random mechanisms, every accountant and option, against truths that do not use the package.
+
+`python -m soundness` runs it and writes docs/soundness.md: `problems` draws, `truth` knows, `cases` asks, `campaign`
+runs and resumes, `summary` writes. `fuzz` throws hostile input at the package, `faults` kills it at random moments.
+"""
+
+from __future__ import annotations
+
+from soundness.cases import Finding, check_problem
+from soundness.problems import Problem, draw_problem
+from soundness.truth import Truth, true_delta
+
+__all__ = ["Finding", "Problem", "Truth", "check_problem", "draw_problem", "true_delta"]

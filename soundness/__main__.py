@@ -1,0 +1,77 @@
+"""`python -m soundness`: the campaign, resumable; writes the summary into docs/soundness.md and docs/data."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from soundness import campaign, summary
+
+_COUNT = "{task.completed:,.0f}/{task.total:,.0f} cases, {task.fields[bad]} violations"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m soundness", description=__doc__)
+    parser.add_argument("--cases", type=_positive, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=_positive, default=1)
+    parser.add_argument("--journal", type=Path, default=Path("soundness-output/campaign.jsonl"))
+    parser.add_argument("--problem", type=int, help="check one problem only, and print every answer")
+    parser.add_argument("--no-docs", action="store_true", help="print the summary, leave the docs alone")
+    options = parser.parse_args()
+    if options.problem is not None:
+        return show(options.seed, options.problem)
+    try:
+        journal = campaign.Journal(options.journal, campaign.header(options.seed))
+    except ValueError as error:
+        parser.error(str(error))
+    bar = Progress(
+        TextColumn("soundness"), BarColumn(), TextColumn(_COUNT),
+        TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    bad = sum(len(row["violations"]) for row in journal.rows.values())
+    try:
+        with bar:
+            task = bar.add_task("", total=options.cases, bad=bad)
+            for done, row in campaign.run(journal, options.seed, options.cases, options.jobs):
+                bad += len(row["violations"]) if row else 0
+                bar.update(task, completed=done, bad=bad)
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command goes on after {len(journal.rows)} problems", file=sys.stderr)
+        return 130
+    finally:
+        journal.close()
+    found = {"seed": options.seed, **summary.summarise(row for _, row in sorted(journal.rows.items()))}
+    print(summary.blocks({"campaign": found})["campaign"])
+    print(summary.blocks({"campaign": found})["looseness"])
+    if not options.no_docs:
+        summary.store("campaign", found)
+    for violation in found["violations"]:
+        print(violation)
+    return 1 if found["violations"] else 0
+
+
+def show(seed: int, index: int) -> int:
+    from soundness import check_problem
+
+    problem, findings = check_problem(seed, index)
+    print(f"{problem.family}, {problem.size}: {problem.mechanism.name}, σ = {problem.noise_multiplier!r}")
+    for f in findings:
+        verdict = "ok" if f.sound else "VIOLATION"
+        print(f"{verdict:9} {f.accountant:12} {f.kind:13} {f.direction:6} at {f.at:.6g}: {f.claim!r}, truth {f.truth}")
+    return 0 if all(f.sound for f in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The summary of a campaign as JSON, and the tables of docs/soundness.md made from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "docs" / "data" / "soundness.json"
+PAGE = ROOT / "docs" / "soundness.md"
+REGIMES = (("δ ≥ 10⁻²", 1e-2), ("10⁻⁶ ≤ δ < 10⁻²", 1e-6), ("10⁻¹⁴ ≤ δ < 10⁻⁶", 1e-14))
+
+
+def regime(low: float) -> str | None:
+    return next((name for name, least in REGIMES if low >= least), None)
+
+
+def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts, violations and looseness of the problems checked."""
+    cases, methods, families, sizes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    violations: list[Any] = []
+    problems = 0
+    truths: set[tuple[int, str, str, str]] = set()
+    for row in rows:
+        problems += 1
+        violations += [{"index": row["index"], **v} for v in row["violations"]]
+        families[row["family"]] += len(row["findings"])
+        sizes[row["size"]] += len(row["findings"])
+        for accountant, kind, direction, low, method, loose in row["findings"]:
+            cases[accountant] += 1
+            kinds[accountant][kind] += 1
+            methods[method] += 1
+            truths.add((row["index"], direction, low, method))
+            where = regime(float(low))
+            if loose is not None and where is not None:
+                ratios[accountant][where].append(float(loose))
+    return {
+        "cases": sum(cases.values()),
+        "problems": problems,
+        "truths": len(truths),
+        "violations": violations,
+        "by_accountant": dict(sorted(cases.items())),
+        "by_question": {name: dict(sorted(count.items())) for name, count in sorted(kinds.items())},
+        "by_truth": dict(sorted(methods.items())),
+        "by_family": dict(sorted(families.items())),
+        "by_size": dict(sorted(sizes.items())),
+        "looseness": {
+            name: {where: _spread(found[where]) for where, _ in REGIMES if found[where]}
+            for name, found in sorted(ratios.items())
+        },
+    }
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    array = np.array(values)
+    return {
+        "cases": len(values),
+        "median": _number(float(np.median(array))),
+        "ninth_decile": _number(float(np.quantile(array, 0.9, method="higher"))),
+        "worst": _number(float(array.max())),
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def load() -> dict[str, Any]:
+    """What has been measured; empty before the first run."""
+    return json.loads(DATA.read_text()) if DATA.exists() else {}
+
+
+def store(part: str, value: Mapping[str, Any]) -> None:
+    """Put one part (campaign, fuzz, faults) into the data and make the page anew."""
+    data = load() | {part: value}
+    DATA.parent.mkdir(parents=True, exist_ok=True)
+    DATA.write_text(json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    if PAGE.exists():
+        PAGE.write_text(filled(PAGE.read_text(), data))
+
+
+def filled(page: str, data: Mapping[str, Any]) -> str:
+    """The page with every generated block made from the data."""
+    for name, block in blocks(data).items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        page = re.sub(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", page, flags=re.DOTALL)
+    return page
+
+
+def blocks(data: Mapping[str, Any]) -> dict[str, str]:
+    made: dict[str, str] = {}
+    if campaign := data.get("campaign"):
+        made["campaign"] = _campaign(campaign)
+        made["looseness"] = _looseness(campaign)
+        made["coverage"] = _coverage(campaign)
+    if fuzz := data.get("fuzz"):
+        made["fuzz"] = _fuzz(fuzz)
+    if faults := data.get("faults"):
+        made["faults"] = _faults(faults)
+    return made
+
+
+def _table(head: list[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+
+
+def _campaign(c: Mapping[str, Any]) -> str:
+    return (
+        f"{c['cases']:,} cases about {c['problems']:,} random mechanisms (seed {c['seed']}): "
+        f"**{len(c['violations'])} violations**."
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.3g}"
+
+
+def _looseness(c: Mapping[str, Any]) -> str:
+    rows = [
+        (name, where, s["cases"], _shown(s["median"]), _shown(s["ninth_decile"]), _shown(s["worst"]))
+        for name, found in c["looseness"].items()
+        for where, s in found.items()
+    ]
+    return _table(["accountant", "true δ", "cases", "median", "9th decile", "worst"], rows)
+
+
+def _coverage(c: Mapping[str, Any]) -> str:
+    parts = []
+    for title, key in (
+        ("truth from", "by_truth"),
+        ("strategy", "by_family"),
+        ("size", "by_size"),
+        ("of", "by_accountant"),
+    ):
+        parts.append(_table([title, "cases"], ((name, f"{count:,}") for name, count in c[key].items())))
+    return "\n\n".join(parts)
+
+
+def _fuzz(f: Mapping[str, Any]) -> str:
+    rows = [
+        (name, f"{r['cases']:,}", f"{r['refused']:,}", f"{r['answered']:,}", r["faults"])
+        for name, r in f["targets"].items()
+    ]
+    total = sum(r["cases"] for r in f["targets"].values())
+    wrong = sum(r["faults"] for r in f["targets"].values())
+    line = f"{total:,} hostile inputs (seed {f['seed']}): **{wrong} faults**."
+    return line + "\n\n" + _table(["input", "cases", "refused in one line", "answered", "faults"], rows)
+
+
+def _faults(f: Mapping[str, Any]) -> str:
+    rows = [(name, r["kills"], r["finished"], r["lost"], r["corrupt"]) for name, r in f["runs"].items()]
+    return _table(["killed", "times", "finished before", "lost or computed twice", "corrupt files read"], rows)

@@ -1,0 +1,85 @@
+"""An accountant under a deadline: closed forms answer where it has none by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TypeVar
+
+from dpmf import budget
+from dpmf.accountants.base import Direction, Evaluation, PreparedAccountant, labelled
+from dpmf.accountants.gaussian import Gaussian
+from dpmf.errors import CalibrationError
+from dpmf.mechanism import Mechanism
+
+T = TypeVar("T")
+
+
+class InTime:
+    """Answers of an accountant, or of the closed forms.
+
+    **Formal guarantees.** The closed forms are those of the `gaussian` accountant, bounds for both directions at every
+    noise multiplier.
+    """
+
+    def __init__(
+        self, name: str, prepare: Callable[[], PreparedAccountant], mechanism: Mechanism, deadline: budget.Deadline
+    ) -> None:
+        self.name, self.kind = name, "bound"
+        self._mechanism, self._deadline = mechanism, deadline
+        self._prepared: PreparedAccountant | None = None
+        try:
+            self._prepared = prepare()
+            self.kind = self._prepared.kind
+        except budget.OutOfTime:
+            pass
+
+    @cached_property
+    def _closed(self) -> PreparedAccountant:
+        return Gaussian().prepare(self._mechanism)
+
+    def _ask(self, question: Callable[[PreparedAccountant], T]) -> tuple[T, PreparedAccountant]:
+        if self._prepared is not None:
+            try:
+                return question(self._prepared), self._prepared
+            except budget.OutOfTime:
+                if self.kind != "bound":
+                    raise CalibrationError(f"time_budget is too short for {self.name}") from None
+        with budget.unlimited():
+            return question(self._closed), self._closed
+
+    def _labelled(self, found: Evaluation, by: PreparedAccountant) -> Evaluation:
+        return found if self._prepared is by else labelled(found, by, self._prepared or by)
+
+    def delta(self, sigma: float, epsilon: float, direction: Direction) -> Evaluation:
+        return self._labelled(*self._ask(lambda prepared: prepared.delta_one_way(sigma, epsilon, direction)))
+
+    def epsilon(self, sigma: float, delta: float, direction: Direction) -> Evaluation:
+        return self._labelled(*self._ask(lambda prepared: prepared.epsilon_one_way(sigma, delta, direction)))
+
+    def first_to_meet(self, sigma: float, epsilon: float, delta: float, direction: Direction) -> Evaluation:
+        return self._labelled(*self._ask(lambda prepared: prepared.first_to_meet(sigma, epsilon, delta, direction)))
+
+    def least_noise(
+        self, epsilon: float, delta: float, direction: Direction, start: float, tolerance: float
+    ) -> tuple[float, Evaluation]:
+        (sigma, found), by = self._ask(
+            lambda prepared: prepared.least_noise_one_way(epsilon, delta, direction, start, tolerance)
+        )
+        return sigma, self._labelled(found, by)
+
+    def deltas(self, sigma: float, epsilons: list[float], direction: Direction) -> list[float]:
+        found, by = self._ask(lambda prepared: prepared.deltas_one_way(sigma, epsilons, direction))
+        if self.kind == "bound" and self._deadline.passed and by is not self._closed:
+            with budget.unlimited():
+                closed = self._closed.deltas_one_way(sigma, epsilons, direction)
+            found = [min(pair) for pair in zip(found, closed, strict=True)]
+        return found
+
+    def details(self, evaluations: dict[Direction, Evaluation]) -> dict[str, object]:
+        """How the answers came about, by direction, and whether the time budget ended the search for better ones."""
+        late = {"budget_exhausted": True} if self._deadline.passed else {}
+        return {
+            one_way: {"value": evaluation.value, **evaluation.details, **late}
+            for one_way, evaluation in evaluations.items()
+        }

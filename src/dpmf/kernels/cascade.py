@@ -1,0 +1,26 @@
+"""Inner loop of the cascade accountant: sums of independent variables on a geometric grid."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def add_on_geometric_grid(
+    left: np.ndarray, right: np.ndarray, ahead: int, steps: np.ndarray, shares: np.ndarray, out: np.ndarray
+) -> None:
+    """Add to `out` the law of X + Y: X at node i with weight left[i], Y at node j + ahead with weight right[j].
+
+    The sum of two nodes k apart lies between the nodes steps[k] and steps[k] + 1 above the larger of them, and gets
+    the share shares[k] of the upper one. out[0] belongs to node max(0, ahead).
+    """
+    n, m, first = left.shape[0], right.shape[0], max(0, ahead)
+    for apart in range(ahead - (n - 1), ahead + m):  # node of Y less node of X
+        step, share = steps[abs(apart)], shares[abs(apart)]
+        begin, end = max(0, ahead - apart), min(n, m + ahead - apart)
+        place = step - first + max(apart, 0)
+        for i in range(begin, end):
+            weight = left[i] * right[i + apart - ahead]
+            out[i + place] += weight * (1.0 - share)
+            out[i + place + 1] += weight * share

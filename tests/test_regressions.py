@@ -1,0 +1,75 @@
+"""Every fault that the soundness campaign or the fuzzer found, once fixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from soundness.problems import signal_to_noise
+from soundness.truth import true_delta
+
+import dpmf
+from dpmf.accountants import Chain, Conditional, Gaussian, Renyi
+
+
+def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
+    """The smoothing grew until its square left the range of double (campaign, seed 0)."""
+    entries = np.array(
+        [
+            [0.00626, 0, 0, 0, 0, 0],
+            [0.10122, 0.00626, 0, 0, 0, 0],
+            [0.05074, 0.07674, 0.03026, 0, 0, 0],
+            [0, 0.09428, 0, 0.00626, 0, 0],
+            [0.07120, 0.09384, 0.11242, 0.10123, 0.12435, 0],
+            [0.07463, 0, 0.00174, 0.02216, 0.06416, 0.08096],
+        ]
+    )
+    mechanism = dpmf.Mechanism(dpmf.strategies.matrix(entries), dpmf.BallsInBins(3, 2))
+    sigma, delta = 11.883440381289912, 1.332474745799933e-07
+    accountant = Chain(discretisation_loss=0.1, max_frequencies=64)
+    found = dpmf.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant, direction="remove")
+    s = signal_to_noise(mechanism.strategy, 6, 2, sigma)
+    assert true_delta(s, found.epsilon, "remove").low <= delta
+
+
+@pytest.mark.parametrize("accountant", [Gaussian(), Conditional(), Renyi(work_budget=1e5)], ids=lambda a: a.name)
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_huge_epsilon_is_answered_with_a_small_delta(accountant, direction) -> None:
+    """Squares beyond the range of double: δ = 1 (Gaussian), an OverflowError (conditional), warnings (Rényi)."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(2, 2))
+    for epsilon in (1e10, 1e200, 1e300):
+        found = dpmf.delta(
+            mechanism, noise_multiplier=1.0, epsilon=epsilon, accountant=accountant, direction=direction
+        ).delta
+        assert 0 <= found <= 1e-29
+
+
+ONE_BIN = np.diag([0.05, 0, 0])
+HEAVY_BIN = np.array([[299.75, 0, 0, 0, 0], [0] * 5, [0, 0, 26.324, 0, 0], [0] * 5, [101.379, 0, 451.499, 0, 325.39]])
+
+
+@pytest.mark.parametrize(
+    ("entries", "b", "sigma", "epsilon", "delta"),
+    [(ONE_BIN, 3, 0.006741041363126806, 25.85, 1.515e-12), (HEAVY_BIN, 2, 0.0949285782558, 0.013, 0.0019)],
+)
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_conditional_composition_of_a_loss_that_hardly_varies(entries, b, sigma, epsilon, delta, direction) -> None:
+    """Zero columns and little noise: the lattice of losses was finer than rounding, a cell had no width (seed 0)."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.matrix(entries), dpmf.BallsInBins.from_iterations(len(entries), b))
+    s = signal_to_noise(mechanism.strategy, len(entries), b, sigma)
+    for accountant in (Conditional(), Conditional(option=2), Conditional(temperatures=(0.5,), optimise_bad_event=True)):
+        prepared = accountant.prepare(mechanism)
+        truth = true_delta(s, epsilon, direction)
+        assert truth.low <= prepared.delta_one_way(sigma, epsilon, direction).value <= 1
+        assert truth.low <= prepared.delta_for_target(sigma, epsilon, delta, direction).value <= 1
+        found = prepared.epsilon_one_way(sigma, delta, direction).value
+        assert found == np.inf or true_delta(s, found, direction).low <= delta
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batches", "named"),
+    [(10**12, 1, "epochs"), (1, 10**9, "batches_per_epoch"), (3, 10**8, "epochs"), (10**30, 2, "epochs")],
+)
+def test_sizes_are_refused_before_memory_is_taken(epochs: int, batches: int, named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named} must be at most"):
+        dpmf.BallsInBins(epochs, batches)

@@ -1,0 +1,204 @@
+"""A slice of the soundness campaign, the truths it compares with, and its journal."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import oracles
+import pytest
+from soundness import campaign, cases, check_problem, draw_problem, summary, true_delta
+from soundness.cases import Finding
+from soundness.truth import Truth, gaussian_delta, sampled_delta
+
+from dpmf.accountants import ACCOUNTANTS
+
+SLICE = 2000
+SEED = 1  # not the one of the committed run
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """2,000 cases."""
+    journal = campaign.Journal(tmp_path_factory.mktemp("campaign") / "journal.jsonl", campaign.header(SEED))
+    for _ in campaign.run(journal, SEED, SLICE):
+        pass
+    journal.close()
+    return list(journal.rows.values())
+
+
+def test_no_violation_in_two_thousand_cases(rows: list[dict]) -> None:
+    assert sum(len(row["findings"]) for row in rows) >= SLICE
+    assert [violation for row in rows for violation in row["violations"]] == []
+
+
+def test_the_slice_covers_what_it_should(rows: list[dict]) -> None:
+    found = summary.summarise(rows)
+    assert {"gaussian", "renyi", "conditional", "lattice", "chain", "lower"} <= set(found["by_accountant"])
+    assert {"closed form", "one factor", "quadrature, 1-d", "quadrature, 2-d", "sampling"} <= set(found["by_truth"])
+    assert len(found["by_family"]) == 8
+    assert len(found["looseness"]["renyi"]) == 3
+    assert sum(spread["cases"] for spread in found["looseness"]["gaussian"].values()) > 100
+
+
+def test_every_deterministic_accountant_takes_part() -> None:
+    asked = set()
+    for index in range(400):
+        problem = draw_problem(SEED, index)
+        asked |= {accountant.name for accountant, _ in cases.accountants_for(problem, SEED)}
+    assert asked == set(ACCOUNTANTS) - set(cases.NOT_OURS)
+
+
+# --- the truths ----------------------------------------------------------------------------------------------------
+
+
+def random_s(rng: np.random.Generator, b: int, rank: int, scale: float) -> np.ndarray:
+    means = rng.random((rank, b)) * (rng.random((rank, b)) < 0.8)
+    means[0, 0] += 0.1
+    s = means.T @ means
+    return s * scale / s.max()
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("b", "rank"), [(1, 1), (2, 2), (3, 2), (3, 3)])
+def test_truths_are_those_of_the_other_quadrature(b: int, rank: int, direction: str) -> None:
+    rng = np.random.default_rng([b, rank])
+    compared = 0
+    for scale in (1e-3, 0.1, 2.0, 40.0):
+        s = random_s(rng, b, rank, scale)
+        for epsilon in (0.01, 1.0, 4.0):
+            expected = oracles.gaussian_delta(s[0, 0], epsilon) if b == 1 else oracles.delta(s, epsilon, direction)
+            truth = true_delta(s, epsilon, direction)
+            if expected > 1e-12:
+                assert truth.low <= expected * (1 + 1e-9)
+                assert truth.high >= expected * (1 - 1e-9)
+                assert truth.high <= truth.low * (1 + 1e-8)
+                compared += 1
+    assert compared >= 5
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_many_bins_of_low_rank_are_few_bins(direction: str) -> None:
+    """Every bin twice is the same mixture: 2b bins by quadrature against b bins by the other one."""
+    rng = np.random.default_rng(5)
+    s = random_s(rng, 3, 3, 2.0)
+    twice = np.kron(s, np.ones((2, 2)))
+    for epsilon in (0.1, 1.0, 3.0):
+        expected = oracles.delta(s, epsilon, direction)
+        truth = true_delta(twice, epsilon, direction)
+        assert truth.low * (1 - 1e-8) <= expected <= truth.high * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("b", "rank", "scale"), [(4, 4, 2.0), (4, 4, 0.1), (20, 2, 2.0), (30, 3, 0.3)])
+def test_sampling_and_quadrature_agree(b: int, rank: int, scale: float, direction: str) -> None:
+    rng = np.random.default_rng([b, rank, 9])
+    s = random_s(rng, b, rank, scale)
+    told = 0
+    for epsilon in (0.05, 0.5, 1.5):
+        exact, sampled = true_delta(s, epsilon, direction), sampled_delta(s, epsilon, direction, rng)
+        assert sampled.low <= exact.high
+        assert sampled.high >= exact.low
+        told += sampled.sharp
+    assert told >= 1
+
+
+def test_too_few_samples_say_nothing() -> None:
+    rng = np.random.default_rng(0)
+    assert sampled_delta(np.eye(6) * 1e-3, 30.0, "remove", rng, 1000) == Truth(0.0, 1.0, "sampling, too few")
+
+
+def test_the_gaussian_mechanism_in_the_tail() -> None:
+    assert gaussian_delta(0.0, 1.0) == 0
+    assert gaussian_delta(1.0, 8.0) == pytest.approx(oracles.gaussian_delta(1.0, 8.0), rel=1e-6)
+    assert 0 < gaussian_delta(1.0, 30.0) < 1e-150
+
+
+# --- verdicts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim", "sound", "looseness"),
+    [
+        ("delta", 0.02, True, 2.0),
+        ("delta", 0.00999, False, 0.999),
+        ("delta", math.nan, False, math.nan),
+        ("delta", 1.1, False, 110.0),
+        ("delta", -0.1, False, -10.0),
+        ("lower delta", 0.005, True, 2.0),
+        ("lower delta", 0.0, True, math.inf),
+        ("lower delta", 0.0101, False, 1 / 1.01),
+    ],
+)
+def test_verdicts(kind: str, claim: float, sound: bool, looseness: float) -> None:
+    finding = Finding("x", kind, "add", 1.0, claim, Truth(0.01, 0.01, "quadrature"))
+    assert finding.sound is sound
+    assert finding.looseness == pytest.approx(looseness, nan_ok=True)
+
+
+def test_an_accountant_that_under_reports_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpmf.accountants import gaussian
+
+    honest = gaussian.gaussian_loss_delta
+    monkeypatch.setattr(gaussian, "gaussian_loss_delta", lambda *a: honest(*a) * (1 - 1e-6))
+    caught = [f for index in range(12) for f in check_problem(SEED, index)[1] if not f.sound]
+    assert caught
+    assert {f.accountant for f in caught} <= {"gaussian", "best", "auto"}
+
+
+# --- the journal ---------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_is_the_same_each_time() -> None:
+    for index in (0, 7, 31):
+        first, second = draw_problem(SEED, index), draw_problem(SEED, index)
+        assert first.mechanism.name == second.mechanism.name
+        assert (first.s == second.s).all()
+        assert first.epsilons == second.epsilons
+    assert draw_problem(SEED, 0).delta != draw_problem(SEED, 1).delta != draw_problem(SEED + 1, 1).delta
+
+
+def test_an_interrupted_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def row(seed: int, index: int) -> dict:
+        asked.append(index)
+        finding = ["x", "delta", "add", "0.1", "closed form", "1"]
+        return {"index": index, "family": "f", "size": "s", "findings": [finding] * 10, "violations": []}
+
+    monkeypatch.setattr(campaign, "to_row", row)
+    path = tmp_path / "journal.jsonl"
+    journal = campaign.Journal(path, campaign.header(3))
+    for done, _ in campaign.run(journal, 3, 100):
+        if done == 50:
+            break
+    journal.close()
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])  # as a crash in the middle of a line leaves it
+    journal = campaign.Journal(path, campaign.header(3))
+    assert sorted(journal.rows) == [0, 1, 2, 3]
+    assert [done for done, _ in campaign.run(journal, 3, 100)][-1] == 100
+    journal.close()
+    assert asked == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()[1:]] == list(range(10))
+    with pytest.raises(ValueError, match="same seed"):
+        campaign.Journal(path, campaign.header(4))
+
+
+# --- what is committed ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_the_data_says() -> None:
+    data, page = summary.load(), summary.PAGE.read_text()
+    assert page == summary.filled(page, data)
+    assert set(summary.blocks(data)) == set(re.findall(r"<!-- (\w+) -->\n", page)) - {"end"}
+
+
+def test_the_committed_run_is_large_and_without_violations() -> None:
+    found = summary.load()["campaign"]
+    assert found["cases"] >= 100_000
+    assert found["violations"] == []
+    assert found["cases"] == sum(found["by_accountant"].values())
