@@ -24,7 +24,7 @@ ORDER: dict[str, list[str]] = {
         "howto/train-jax.md",
         "howto/reproduce.md",
     ],
-    "In depth": ["accountants.md", "training.md", "ecosystem.md", "tightness.md", "soundness.md"],
+    "In depth": ["accountants.md", "training.md", "ecosystem.md", "tightness.md", "soundness.md", "extremes.md"],
     "Results": ["results.md", "benchmarks.md"],
     "Theory": [
         "theory/index.md",
@@ -49,6 +49,7 @@ _SECTION_OF_FOLDER = {"howto": "How to", "theory": "Theory", "reference": "Refer
 _FORMULA = re.compile(r'(\$?)<(span|div) class="arithmatex">(.*?)</\2>\1', flags=re.DOTALL)
 _LETTERS = re.compile(r'<(m\w+) mathvariant="(double-struck|script|bold|fraktur|sans-serif)">(\w)</\1>')
 _DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
+_LINK_UP = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 _EVERY_ACCOUNTANT = "<!-- every accountant -->"
 _TAG = re.compile(r"\\tag\{([^}]*)\}")
 
@@ -95,8 +96,19 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def without_links_outside(markdown: str, page: Path, docs: Path) -> str:
+    """Links to files of the repository that are not on the site become their text: they work where the files are."""
+
+    def replace(found: re.Match[str]) -> str:
+        target = (page.parent / found[2]).resolve()
+        return found[0] if target.is_relative_to(docs.resolve()) or not target.exists() else found[1]
+
+    return _LINK_UP.sub(replace, markdown)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """The reference of accountants lists those that are registered."""
+    markdown = without_links_outside(markdown, Path(page.file.abs_src_path), Path(config.docs_dir))
     if _EVERY_ACCOUNTANT not in markdown:
         return markdown
     from dpmf.accountants import ACCOUNTANTS
