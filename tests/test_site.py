@@ -128,6 +128,19 @@ def test_the_reference_has_the_public_functions_and_their_guarantees(site: Path)
         assert f'id="{accountant.__module__}.{accountant.__name__}"' in accountants, accountant.__name__
 
 
+def test_the_reference_has_every_command_and_its_options(site: Path) -> None:
+    page = (site / "reference" / "cli.html").read_text()
+    for words in (
+        "dpmf calibrate",
+        "dpmf explore",
+        "dpmf report",
+        "--batches-per-epoch",
+        "--no-browser",
+        "--time-limit",
+    ):
+        assert words in page
+
+
 def test_links_to_the_repository_become_text(hooks: ModuleType, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
