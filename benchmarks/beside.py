@@ -137,7 +137,8 @@ def questions(
 
     asked = {name: ("dpmf", with_dpmf(accountant)) for name, accountant in own(uncorrelated).items()}
     if uncorrelated:
-        asked["PLD-accounting"] = ("peer", with_dpmf(PLDAccounting()))
+        # Its default of 0.01 is tighter and takes some ten seconds: see docs/accountants.md.
+        asked["PLD-accounting, loss discretization 0.1"] = ("peer", with_dpmf(PLDAccounting(loss_discretization=0.1)))
         asked["random-allocation"] = (
             "peer", lambda: [(e, s) for e, s in peers.run("random-allocation", PEER, {"sigmas": sigmas})]
         )  # fmt: skip

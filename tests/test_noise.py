@@ -82,7 +82,7 @@ def normals(**options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 3e-5)])
-@pytest.mark.parametrize("source", ["philox", "secure"])
+@pytest.mark.parametrize("source", ["fast", "secure"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_rows_are_those_of_the_dense_product(
     name: str, source: str, dtype: str, tolerance: float, backend: str
@@ -112,7 +112,7 @@ def test_pieces_make_no_difference_to_the_recurrence(name: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "bsr4", "bisr4", "blt2", "full matrix"])
-@pytest.mark.parametrize("source", ["philox", "secure"])
+@pytest.mark.parametrize("source", ["fast", "secure"])
 def test_the_noise_has_the_covariance_accounted_for(name: str, source: str) -> None:
     """C times the noise must be white: mean 0, covariance I over the iterations, normal marginals."""
     draws = 20_000
@@ -129,7 +129,7 @@ def test_the_noise_has_the_covariance_accounted_for(name: str, source: str) -> N
     assert abs(shifted.mean()) < 5 * shifted.size**-0.5
 
 
-@pytest.mark.parametrize("source", ["philox", "secure"])
+@pytest.mark.parametrize("source", ["fast", "secure"])
 def test_tails_are_normal(source: str) -> None:
     out = np.empty(2_000_000)
     make_source(source, 5).normals(1, 0, 0, 0, out)
@@ -139,7 +139,7 @@ def test_tails_are_normal(source: str) -> None:
 
 
 def test_places_do_not_share_normals() -> None:
-    for source in ("philox", "secure"):
+    for source in ("fast", "secure"):
         made = []
         keyed = make_source(source, 1)
         for place in itertools.product((1, 2), (0, 1, 2**32), (0, 1), (0, 1)):
@@ -227,7 +227,7 @@ GOOD = stream(strategies.bsr(3)).state_dict()
         ({"step": N + 1}, "step must be at most 24"),
         ({"past": []}, "past of every parameter"),
         ({"past": [[a[:-1] for a in arrays] for arrays in GOOD["past"]]}, "past of every parameter"),
-        ({"source": "dice"}, "source among philox, secure"),
+        ({"source": "dice"}, "source among fast, secure"),
         ({"key": 5}, "state must be one that state_dict"),
     ],
 )

@@ -255,7 +255,8 @@ def test_two_batches_in_one_step_are_refused() -> None:
 
     run = private()
     batches = iter(run.data_loader)
-    for one in [loss(next(batches)), loss(next(batches))]:  # Opacus does not mind, but step 0 is not made on batch 0
+    losses = [loss(next(batches)), loss(next(batches))]
+    for one in reversed(losses):  # Opacus does not mind
         one.backward()
     with pytest.raises(TrainingError, match="step 0 must be made on batch 0"):
         run.optimizer.step()
@@ -285,7 +286,7 @@ def test_a_gradient_that_is_not_finite_is_one_message_and_no_step() -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 3, 8, 13])
-@pytest.mark.parametrize("source", ["philox", "secure"])
+@pytest.mark.parametrize("source", ["fast", "secure"])
 def test_a_resumed_run_is_the_same_run(stop: int, source: str, tmp_path: Path) -> None:
     whole = private(source=source)
     train(whole, N)

@@ -73,3 +73,16 @@ def test_conditional_composition_of_a_loss_that_hardly_varies(entries, b, sigma,
 def test_sizes_are_refused_before_memory_is_taken(epochs: int, batches: int, named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named} must be at most"):
         dpmf.BallsInBins(epochs, batches)
+
+
+def test_a_figure_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between its first statements left a database that no later run would open."""
+    from dpmf_experiments import store
+
+    path = tmp_path / "figures.sqlite"
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_TABLE", "CREATE NONSENSE")
+        with pytest.raises(ValueError, match="cannot be used"):
+            store.Store.open(path, create=True)
+    with store.Store.open(path, create=True) as opened:
+        assert list(opened) == []

@@ -12,7 +12,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.closed_form import bsr
 from dpmf.training import BallsInBinsSampler
 
-SOURCES = ("philox", "secure")
+SOURCES = ("fast", "secure")
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -151,7 +151,7 @@ def test_states_of_something_else_are_refused(change: dict[str, object], message
         ({"allocation": 5}, "allocation must be a BallsInBins or a Mechanism"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": b"short"}, "32 bytes"),
-        ({"source": "x"}, "source must be one of philox, secure"),
+        ({"source": "x"}, "source must be one of fast, secure"),
         ({"rank": 2, "world_size": 2}, "rank must be at most 1"),
     ],
 )

@@ -45,7 +45,7 @@ def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     found: list[tuple[str, Model | None]] = [("separators", separators(gram, emphasis))]
     width = cyclic_bandwidth(gram)
     if width > _NARROW:
-        found.append(("renewal", renewal_blocks(gram, emphasis, True, block_lengths(width, len(gram)))))
+        found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))
     wraps = gram[0, -1] > 0.5 * gram[0, 1]
     found.append(("ring", ring_chain(gram, emphasis)) if wraps else ("line", line_chain(gram, emphasis)))
     return [(f"{name} {emphasis:g}", model) for name, model in found if model is not None]

@@ -11,7 +11,8 @@ import numpy as np
 from dpmf import errors, validation
 from dpmf.training._sources import NOISE, Source
 
-# Pieces that stay in the cache make the multiply-adds nearly free beside drawing the normals.
+# Pieces that stay in the cache make the multiply-adds nearly free beside drawing the normals. Each piece is seeded on
+# its own: another size makes other noise from the same key, so it goes with a new `noise.FORMAT`.
 CHUNK = 1 << 16
 
 
@@ -77,7 +78,7 @@ class NumpyBackend:
 
 
 class TorchBackend:
-    """On the CPU the normals are numpy's, so that both backends agree; on a GPU they are drawn there, by its Philox."""
+    """On the CPU the normals are numpy's, so that both backends agree; on a GPU they are drawn there, by torch."""
 
     def __init__(self, dtype: str, device: Any):
         import torch
@@ -117,7 +118,7 @@ class TorchBackend:
             source.normals(NOISE, step, array, chunk, out.numpy())
             return
         if source.secure:
-            raise ValueError("source must be philox on a GPU: the secure generator runs on the CPU")
+            raise ValueError("source must be fast on a GPU: the secure generator runs on the CPU")
         assert self._generator is not None
         # A 64-bit Philox key per draw, from the 256-bit key and the place.
         label = hashlib.sha256(source.key + struct.pack("<3Q", step, array, chunk)).digest()

@@ -113,7 +113,7 @@ class NoiseStream:
       mechanism: whose strategy and number of iterations are used.
       shapes: the shapes of the arrays that need noise, e.g. those of the parameters.
       seed: an integer for experiments that are to be repeated; by default a secret from the operating system.
-      source: "philox", or "secure" for a cryptographically secure generator (CPU only, several times slower).
+      source: "fast", or "secure" for a cryptographically secure generator (CPU only, several times slower).
       dtype: "float32" or "float64": what is drawn, kept and given out.
       backend: "numpy" or "torch"; with torch, `device` says where the noise is made.
       max_copies: strategies that would keep more copies of the model are streamed by regeneration.
@@ -129,7 +129,7 @@ class NoiseStream:
         shapes: Sequence[Sequence[int]],
         *,
         seed: int | bytes | None = None,
-        source: str = "philox",
+        source: str = "fast",
         dtype: str = "float32",
         backend: str = "numpy",
         device: Any = None,
@@ -242,7 +242,8 @@ class NoiseStream:
             return z
         weights = plan.row(t)
         if m == 0:
-            backend.assign(z, z, 1.0 / float(weights[0]))
+            if weights[0] != 1.0:
+                backend.assign(z, z, 1.0 / float(weights[0]))
             return z
         new = past[t % m]  # holds row t − m, which is used for the last time here
         backend.assign(new, new, -float(weights[m]) / float(weights[0]))

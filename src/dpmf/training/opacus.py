@@ -164,7 +164,7 @@ def make_private(
     noise_multiplier: float | None = None,
     accountant: api.AnyAccountant = api.DEFAULT_ACCOUNTANT,
     seed: int | None = None,
-    source: str = "philox",
+    source: str = "fast",
     noise_dtype: str = "float32",
     loss_reduction: str = "mean",
     grad_sample_mode: str = "hooks",
@@ -242,7 +242,7 @@ def make_private(
         device=device,
     )
     if source == "secure" and device.type != "cpu":
-        raise ValueError(f"source must be philox with a model on {device.type}: the secure generator runs on the CPU")
+        raise ValueError(f"source must be fast with a model on {device.type}: the secure generator runs on the CPU")
     sampler.follow(lambda: noise.step)
 
     with warnings.catch_warnings():

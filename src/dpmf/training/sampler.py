@@ -30,12 +30,12 @@ class BallsInBinsSampler:
       allocation: a `BallsInBins`, or the `Mechanism` it belongs to.
       seed: an integer for experiments that are to be repeated. By default a secret from the operating system: who knows
         the seed knows who was in which batch, and the amplification is gone.
-      source: "philox", or "secure" for a cryptographically secure generator.
+      source: "fast", or "secure" for a cryptographically secure generator.
       rank, world_size: with several processes, each takes its share of every batch (same seed in all of them).
 
     **Formal guarantees.** Bins are independent and uniform (up to the generator). Every record is in exactly the
-    batches i, i + b, i + 2b, ... < N of its bin i. Batch sizes vary, and an empty bin is an empty batch: leaving it out, or
-    dividing by the actual size, would not be what was accounted for.
+    batches i, i + b, i + 2b, ... < N of its bin i. Batch sizes vary, and an empty bin is an empty batch: leaving it
+    out, or dividing by the actual size, would not be what was accounted for.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BallsInBinsSampler:
         allocation: BallsInBins | Mechanism,
         *,
         seed: int | bytes | None = None,
-        source: str = "philox",
+        source: str = "fast",
         rank: int = 0,
         world_size: int = 1,
     ):
