@@ -33,7 +33,7 @@ def outcome(row: Row, complete: bool) -> str:
         return row.problem
     if row.noise_multiplier is None:
         return "not finished" if complete else ""
-    return "" if row.binding == "" else f"{row.binding} decides"
+    return row.note or (f"{row.binding} decides" if row.binding else "")
 
 
 _CAPTIONS = {
