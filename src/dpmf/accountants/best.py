@@ -16,8 +16,8 @@ from dpmf.mechanism import Mechanism
 # N·b² up to which the tail bounds of conditional composition take seconds: with all temperatures, with AM-GM only.
 _FULL_FAMILY = 3e7
 _AM_GM = 3e8
-# Batches an epoch up to which the chain takes no more than a few minutes.
-_CHAIN_BATCHES = 2000
+# Batches an epoch up to which accountants that need the whole Gram matrix are worth their time.
+_DENSE_BATCHES = 5000
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Best(Accountant):
             return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
         b = mechanism.allocation.batches_per_epoch
         # The chain is nearly always the tightest: first, so that the others only have to try and beat it.
-        chosen: list[Accountant] = [Chain()] if b <= _CHAIN_BATCHES else []
-        chosen += [Gaussian(), self.renyi]
+        chosen: list[Accountant] = [Chain(), Gaussian()]
+        if b <= _DENSE_BATCHES:
+            chosen.append(self.renyi)
         work = mechanism.allocation.iterations * b**2
         if work <= _AM_GM:
             chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))
