@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dpmf import budget
-from dpmf.accountants._chain_laws import Law, Resolution, in_chunks
+from dpmf.accountants._chain_laws import _LOW, Law, Resolution, in_chunks
 from dpmf.accountants._majorants import MARGIN
 from dpmf.accountants._separators import SeparatorModel, _fit
 from dpmf.accountants._transfer import Spread, hat_weights
@@ -26,10 +26,11 @@ _MOST_LEFT_OUT = 0.02  # of the indices of a ring
 _RATES = np.concatenate((1 - np.geomspace(0.003, 0.95, 80), [0.0]))
 _THRESHOLDS = (1e-26, 1e-9, 1e-4, 0.003, 0.01, 0.03, 0.1, 0.3)
 _WIDE_SPREAD = 4.0  # standard deviations between the nodes of a factor that hardly matters
+_MOST_NODES = 128  # of the chain: squaring takes the cube of their number
 _CHUNK = 2**21  # complex numbers held per batch of frequencies
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class StationaryModel:
     """u_i = w + x_i + v_i: Var w = shared, x stationary of order 1 with Var x = smooth, v the nuggets, iid."""
 
@@ -81,7 +82,7 @@ class StationaryLaw(Law):
         self._static = Spread.trivial() if negligible else self._spread(load, spacing, deep=False)
         innovation = 1 - model.correlation**2
         steps = min(0.7, resolution.chain * max(math.sqrt(innovation), 0.02))
-        start = self._spread(deviation, steps, deep=True)
+        start = self._spread(deviation, max(steps, (self._deep + deviation - _LOW) / _MOST_NODES), deep=True)
         self._nodes, self._start = start.nodes, start.weights
         slope = 0.0 if sign > 0 else deviation
         if len(self._nodes) > 1:
@@ -169,12 +170,16 @@ def stationary_models(lags: Array) -> Iterator[tuple[str, StationaryModel | Sepa
     """
     b = len(lags)
     ring = np.maximum(lags, np.concatenate((lags[:1], lags[:0:-1])))
+    chains: list[StationaryModel] = []
     for emphasis in (0.0, 3.0):
         found = _separators(ring, emphasis)
         if found is not None:
             yield f"separators {emphasis:g}", found
         budget.check()
-        yield f"stationary {emphasis:g}", _fitted(lags, ring, emphasis)
+        chain = _fitted(lags, ring, emphasis)
+        if chain not in chains:
+            yield f"stationary {emphasis:g}", chain
+        chains.append(chain)
     off = float(lags[1:].max(initial=0.0))
     yield "shared", _dominating(b, lags, off, 0.0)
 
