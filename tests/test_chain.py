@@ -327,7 +327,7 @@ def test_separators_against_quadrature(blocks, closed, direction):
     model = SeparatorModel(left, right, inner, np.full(length, 0.1), blocks, closed)
     keep = model.covariance()
     mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, model.size))
-    member = _PreparedChain(mechanism, keep, Chain(), "separators", model)
+    member = _PreparedChain(mechanism, float(keep.max()), Chain(), "separators", model)
     for sigma, epsilon in ((2.0, 0.3), (0.8, 1.5)):
         exact = own_delta(model, sigma, epsilon, direction)
         assert exact <= member.delta_one_way(sigma, epsilon, direction).value <= exact * 1.06

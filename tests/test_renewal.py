@@ -65,7 +65,7 @@ def test_covariance_is_that_of_the_factors(length, blocks, closed):
 
 def member_of(model: RenewalModel, loss: float = 0.005) -> _PreparedChain:
     mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, model.size))
-    return _PreparedChain(mechanism, model.covariance(), Chain(discretisation_loss=loss), "renewal", model)
+    return _PreparedChain(mechanism, float(model.covariance().max()), Chain(discretisation_loss=loss), "renewal", model)
 
 
 SMALL = [(1, 3, True), (1, 3, False), (1, 2, True), (3, 1, False)]
@@ -187,7 +187,7 @@ def test_renewal_blocks_are_above_monte_carlo(strategy, allocation, sigma, epsil
     for emphasis in _families.EMPHASES:
         model = renewal_blocks(gram, emphasis, lengths)
         assert model is not None
-        member = _PreparedChain(mechanism, gram, Chain(), "renewal", model)
+        member = _PreparedChain(mechanism, float(gram.max()), Chain(), "renewal", model)
         for direction in DIRECTIONS:
             estimate = truth.estimate_delta(sigma, epsilon, direction)
             bound = member.delta_one_way(sigma, epsilon, direction).value
