@@ -19,6 +19,7 @@ from dpmf.kernels.chain import multiply_terms
 from dpmf.strategies.base import Array
 
 _CLASSES = 40  # of nugget variances, and 1/256 of an octave for innovations: both rounded to the larger covariance
+_FINEST, _USUAL = 0.7, 600  # spacings of a short line, and the length from which they are the usual ones
 _SINGLE_THREADED = 2**18  # multiplications in a matrix product
 _CHUNK = 2**18  # doubles held per batch of frequencies
 _LOW, _HIGH = -4.5, 4.5  # where a spread may end on the side on which it only moves mass
@@ -36,6 +37,11 @@ class Resolution:
 
     def scaled(self, factor: float) -> Resolution:
         return Resolution(self.static * factor, self.chain * factor, self.term * factor)
+
+    def affordable(self, indices: int) -> Resolution:
+        """Finer spreads of factors for short lines, whose laws cost little: work grows with indices/factor³."""
+        factor = min(1.0, max(_FINEST, (indices / _USUAL) ** (1 / 3)))
+        return Resolution(self.static * factor, self.chain * factor, self.term)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +171,7 @@ class LineLaw(Law):
 
     def __init__(self, model: LineModel, strike: float, sign: int, resolution: Resolution, likely: float) -> None:
         super().__init__(strike, sign, likely, model.size)
+        resolution = resolution.affordable(model.size)
         loads, deviations = model.loads, model.deviations
         nuggets, self._kinds = classes_of(model.nuggets)
         top_load, top_deviation = float(loads.max()), float(deviations.max())

@@ -110,7 +110,7 @@ class RenewalLaw(LineLaw):
         # What the spreads of a block add may add up, or be forgotten as fast as the chain forgets.
         later = innovations[1:] if model.length > 1 else innovations
         typical = max(float(np.median(later)), 1 / (model.length + 1))
-        spacing = min(0.7, resolution.chain * math.sqrt(typical))
+        spacing = min(0.7, resolution.affordable(4 * model.length).chain * math.sqrt(typical))
         start = self._spread(top, spacing, deep=True)
         self._nodes = start.nodes
         slope = 0.0 if sign > 0 else top
