@@ -186,9 +186,7 @@ def profile(
     if with_lower:
         with budget.time_limit(below_seconds):
             below = np.array([lower.lower_delta(mechanism, sigma, float(e), direction) for e in grid])
-    return PrivacyProfile(
-        sigma, grid, deltas, by_direction, direction, source.name, source.kind, below, deadline.passed
-    )
+    return PrivacyProfile(sigma, grid, deltas, by_direction, direction, source.name, source.kind, below, source.late)
 
 
 def calibrate(

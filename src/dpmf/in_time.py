@@ -28,21 +28,28 @@ class InTime:
         self.name, self.kind = name, "bound"
         self._mechanism, self._deadline = mechanism, deadline
         self._prepared: PreparedAccountant | None = None
+        self._late = False
         try:
             self._prepared = prepare()
             self.kind = self._prepared.kind
         except budget.OutOfTime:
-            pass
+            self._late = True
 
     @cached_property
     def _closed(self) -> PreparedAccountant:
         return Gaussian().prepare(self._mechanism)
+
+    @property
+    def late(self) -> bool:
+        """Whether a time budget, the caller's or the accountant's own, ended the search for better answers."""
+        return self._late or self._deadline.passed
 
     def _ask(self, question: Callable[[PreparedAccountant], T]) -> tuple[T, PreparedAccountant]:
         if self._prepared is not None:
             try:
                 return question(self._prepared), self._prepared
             except budget.OutOfTime:
+                self._late = True
                 if self.kind != "bound":
                     raise CalibrationError(f"time_budget is too short for {self.name}") from None
         with budget.unlimited():
@@ -78,7 +85,7 @@ class InTime:
 
     def details(self, evaluations: dict[Direction, Evaluation]) -> dict[str, object]:
         """How the answers came about, by direction, and whether the time budget ended the search for better ones."""
-        late = {"budget_exhausted": True} if self._deadline.passed else {}
+        late = {"budget_exhausted": True} if self.late else {}
         return {
             one_way: {"value": evaluation.value, **evaluation.details, **late}
             for one_way, evaluation in evaluations.items()

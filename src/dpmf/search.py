@@ -51,8 +51,11 @@ def least_noise(
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
     try:
-        if not _close_in(excess, math.log(start), step, relative_tolerance):
+        root = _close_in(excess, math.log(start), step, relative_tolerance)
+        if root is None:
             return None
+        if math.log(min(met)) > root + relative_tolerance:  # the root was hit, just on the wrong side
+            excess(root + relative_tolerance / 2)
     except budget.OutOfTime:
         if not met:
             raise
@@ -60,19 +63,19 @@ def least_noise(
     return sigma, met[sigma]
 
 
-def _close_in(excess: Callable[[float], float], start: float, step: float, tolerance: float) -> bool:
-    """Evaluate `excess` towards its root from both sides; False where there is none above."""
+def _close_in(excess: Callable[[float], float], start: float, step: float, tolerance: float) -> float | None:
+    """Evaluate `excess` towards its root, from both sides; None where there is none above."""
     low = high = start
     if excess(high) > 0:
         while excess(high := high + step) > 0:
             low, step = high, 2 * step
             if high > start + math.log(LARGEST_RATIO):
-                return False
+                return None
     else:
         while excess(low := low - step) <= 0:
             high, step = low, 2 * step
             if low < start - math.log(LARGEST_RATIO):
                 break
-    if low < high:
-        brentq(excess, low, high, xtol=tolerance / 4, rtol=1e-14, maxiter=200)
-    return True
+    if low >= high:
+        return high
+    return float(brentq(excess, low, high, xtol=tolerance / 4, rtol=1e-14, maxiter=200))

@@ -8,14 +8,24 @@ and subtracted. They are weighted by e^(−θL), and so are their rounding error
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpmf.accountants._transfer import UNIT, Inversion, Transform, _least_smoothing, _log_real, _log_remainder
 from dpmf.strategies.base import Array
 
-_STRETCHES = (1.2, 2.2, 3.2)
-_STEEPNESS = np.array([4.0, 5.0, 6.0, 7.0, 8.5, 10.0, 12.0, 14.5, 18.0, 22.0, 27.0, 34.0, 42.0])
+# Periods, in units of the strike, and θ times the period. More of the latter, less rounding error, and more of the
+# options at strikes K + L, K + 2L, ... in the value.
+PLANS = ((1.2, 7.0), (1.2, 4.0), (1.2, 12.0), (2.2, 12.0))
+
+
+@dataclass(frozen=True)
+class PlannedInversion(Inversion):
+    """An inversion and the plan that it followed."""
+
+    plan: tuple[float, float]
 
 
 def invert_calls(
@@ -28,7 +38,8 @@ def invert_calls(
     strike: float,
     rounding: float,
     extra: float,
-) -> list[Inversion | None]:
+    plans: Sequence[tuple[float, float]] = PLANS,
+) -> list[PlannedInversion | None]:
     """Upper bounds on E(T − K)_+ at several strikes K ≤ `strike` (that of the transform), for heavy tails.
 
     The transform is evaluated once for all strikes; smoothing is to cost about `loss` of each value, to
@@ -48,13 +59,14 @@ def invert_calls(
     mass = at_zero.real
     gap = strike - strikes  # how far each strike is below that of the transform
     drift = at_zero.imag / tiny + mass * gap
-    best: list[Inversion | None] = [None] * len(strikes)
-    for stretch in _STRETCHES:
-        period = stretch * strike
-        plan = _call_tilt(transform, period, gap, rounding)
-        if plan is None:
-            break
-        theta, moment, ahead, spilled = plan
+    best: list[PlannedInversion | None] = [None] * len(strikes)
+    for plan in plans:
+        period = plan[0] * strike
+        theta = plan[1] / period
+        around = _moments_around(transform, theta)
+        if around is None:
+            continue
+        moment, ahead = around
         aliases = np.arange(1, 60)[:, None]
         decay = np.exp(-theta * period * aliases)
         linear = drift + mass * aliases * period
@@ -89,37 +101,25 @@ def invert_calls(
             if np.all(settled | (noise > 0.1 * total)) or 2 * count > most:
                 break
             count *= 2
+        improved = False
         for place, value in enumerate(values.tolist()):
             held = best[place]
+            improved |= held is None or value + extra < 0.98 * (held.value + extra)
             if held is None or value < held.value:
-                best[place] = Inversion(value, theta, count)
-        if np.all(spilled + noise < 0.02 * (values + extra)):
+                best[place] = PlannedInversion(value, theta, count, plan)
+        if not improved and np.all(noise < 0.05 * (values + extra)):
             break
     return best
 
 
-def _call_tilt(
-    transform: Transform, period: float, gap: Array, rounding: float
-) -> tuple[float, float, float, Array] | None:
-    """θ, M(θ), a bound on M'(θ) = E(T − K)e^(θ(T−K)) and estimates of what the strikes K + L, K + 2L, ... add."""
-    thetas = _STEEPNESS / period
+def _moments_around(transform: Transform, theta: float) -> tuple[float, float] | None:
+    """M(θ), and a bound on M'(θ) = E(T − K)e^(θ(T−K)); None where they are out of range."""
+    thetas = theta * np.array([1.0, 1.1, 1.25, 1.5])
     logs = _log_real(transform, thetas)
-    good = int(np.argmin(np.isfinite(logs))) if not np.all(np.isfinite(logs)) else len(logs)
-    if good < 3:
+    if not math.isfinite(logs[0]):
         return None
-    thetas, logs = thetas[:good], logs[:good]
-    scores, spills = [], []
-    for index in range(good - 1):
-        later = slice(index + 1, None)
-        theta = float(thetas[index])
-        # Chernoff: e^(θL)·call(K + L) ≤ e^((θ−θ')L)·M(θ')/(eθ') for every θ' > θ.
-        spill = (logs[later] - (thetas[later] - theta) * period - 1 - np.log(thetas[later]))[:, None]
-        spill = np.exp(np.minimum((spill + thetas[later][:, None] * gap).min(axis=0), 600.0))
-        noise = np.exp(np.minimum(logs[index] + theta * gap, 600.0)) * (4 * rounding / (theta**2 * period))
-        noise = noise + 4 * rounding * period * math.exp(-theta * period)
-        scores.append(float(np.log(spill + noise).sum()))
-        spills.append(spill)
-    index = int(np.argmin(scores))
-    theta, moment = float(thetas[index]), math.exp(float(logs[index]))
-    ahead = moment * np.expm1(np.minimum(logs[index + 1 :] - logs[index], 600.0)) / (thetas[index + 1 :] - theta)
-    return theta, moment, max(0.0, float(ahead.min())), spills[index]
+    moment = math.exp(min(float(logs[0]), 600.0))
+    with np.errstate(invalid="ignore"):
+        slopes = moment * np.expm1(np.minimum(logs[1:] - logs[0], 600.0)) / (thetas[1:] - theta)
+    slopes = slopes[np.isfinite(slopes)]
+    return (moment, max(0.0, float(slopes.min()))) if len(slopes) else None

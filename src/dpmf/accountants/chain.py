@@ -15,7 +15,7 @@ import numpy as np
 
 from dpmf import budget, validation
 from dpmf.accountants import _families
-from dpmf.accountants._calls import invert_calls
+from dpmf.accountants._calls import PLANS, PlannedInversion, invert_calls
 from dpmf.accountants._chain_laws import Law, Resolution
 from dpmf.accountants._lattice_weights import gaussian_delta
 from dpmf.accountants._separators import SeparatorModel
@@ -25,6 +25,7 @@ from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, 
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 
+Plans: TypeAlias = tuple[tuple[float, float], ...]
 Model: TypeAlias = _families.Model | StationaryModel
 
 _LARGEST_EPSILON = 200.0
@@ -179,8 +180,9 @@ class _PreparedChain(PreparedAccountant):
                 return chernoff + 1e-250, 0, tilt
         paths = self._paths(sign, tilt * (strike - n), strike / n)
         likely = math.exp(min(log_bound - math.log(strike), 0.0)) / 4
+        plans: Plans = PLANS
         if target or len(paths) > 1 or paths[0] != "tilted":
-            tried = [(path, self._invert(coarse, sign, tilt, path, strike, 0.1)) for path in paths]
+            tried = [(path, self._invert(coarse, sign, tilt, path, strike, 0.1, PLANS)) for path in paths]
             found = [(rough.value, path, rough) for path, rough in tried if rough is not None]
             if found:
                 _, path, rough = min(found)
@@ -189,8 +191,9 @@ class _PreparedChain(PreparedAccountant):
                 likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
                 if target and not target / _FAR <= bound <= target * _FAR:
                     return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
+                plans = (rough.plan,) if isinstance(rough, PlannedInversion) else PLANS
         law = model.law(strike, sign, self._resolution, likely)
-        done = self._invert(law, sign, tilt, paths[0], strike, 0.01)
+        done = self._invert(law, sign, tilt, paths[0], strike, 0.01, plans)
         if done is None:
             return None
         return min(1.0, (done.value + law.surplus) * scale + 1e-250), done.frequencies, done.tilt
@@ -214,7 +217,9 @@ class _PreparedChain(PreparedAccountant):
             return ("untilted",)
         return ("tilted", "untilted") if ratio > _FAR_STRIKE else ("tilted",)
 
-    def _invert(self, law: Law, sign: int, tilt: float, path: str, strike: float, loss: float) -> Inversion | None:
+    def _invert(
+        self, law: Law, sign: int, tilt: float, path: str, strike: float, loss: float, plans: Plans
+    ) -> Inversion | None:
         """`loss` is the part of the value that smoothing may cost."""
         most = self._options.max_frequencies
         if path == "tilted":
@@ -232,6 +237,6 @@ class _PreparedChain(PreparedAccountant):
                 return found
         also = invert_calls(
             law.transform, np.array([strike]),
-            loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding, extra=law.surplus,
+            loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding, extra=law.surplus, plans=plans,
         )[0]  # fmt: skip
         return min((one for one in (found, also) if one is not None), key=lambda one: one.value, default=None)

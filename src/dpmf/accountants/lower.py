@@ -47,8 +47,13 @@ def lower_delta(target: Mechanism | Array, noise_multiplier: float, epsilon: flo
     """
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    bounds = LowerBounds.of(target)
-    return max(bounds.delta(sigma, epsilon, one_way) for one_way in _directions(direction))
+    found = 0.0
+    with contextlib.suppress(budget.OutOfTime):
+        bounds = LowerBounds.of(target)
+        for one_way in _directions(direction):
+            budget.check()
+            found = max(found, bounds.delta(sigma, epsilon, one_way))
+    return found
 
 
 def lower_epsilon(
@@ -61,9 +66,9 @@ def lower_epsilon(
     """
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     delta = validation.probability("delta", delta)
-    bounds = LowerBounds.of(target)
     found = 0.0
     with contextlib.suppress(budget.OutOfTime):
+        bounds = LowerBounds.of(target)
         for one_way in _directions(direction):
             low, high = found, max(start, 2 * found)
             if not bounds.exceeds(delta, sigma, low, one_way):
@@ -91,12 +96,10 @@ def lower_noise_multiplier(
     epsilon = validation.non_negative("epsilon", epsilon)
     delta = validation.probability("delta", delta)
     tolerance = validation.positive("relative_tolerance", relative_tolerance)
-    bounds = LowerBounds.of(target)
-    start = math.sqrt(float(bounds.diagonal.max()))
-    if start == 0:
-        return 0.0
     found = 0.0
     with contextlib.suppress(budget.OutOfTime):
+        bounds = LowerBounds.of(target)
+        start = math.sqrt(float(bounds.diagonal.max()))
         for one_way in _directions(direction):
 
             def misses(sigma: float, one_way: Direction = one_way) -> bool:
@@ -105,7 +108,8 @@ def lower_noise_multiplier(
                 found = max(found, sigma) if missed else found
                 return missed
 
-            _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
+            if start > 0:
+                _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
     return found
 
 

@@ -1,0 +1,129 @@
+"""Very many batches: what is known of G without making it, and the stationary chains, against their dense twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+
+import dpmf
+from dpmf import BallsInBins, Mechanism, strategies
+from dpmf.accountants import Chain, chain, lower
+from dpmf.accountants._chain_laws import LineModel, Resolution
+from dpmf.accountants._stationary import StationaryModel, _power_sum, stationary_models
+from dpmf.accountants.lattice import Lattice
+from dpmf.lag_products import lower_sums, toeplitz_lags
+
+STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]
+ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), BallsInBins(6, 7)]
+
+
+@pytest.mark.parametrize("allocation", ALLOCATIONS, ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_lags_and_sums_against_the_matrix(strategy, allocation):
+    b, n = allocation.batches_per_epoch, allocation.iterations
+    gram = oracles.gram(strategy.matrix(n), b)
+    largest = np.array([np.diagonal(gram, d).max() for d in range(b)])
+    lags = toeplitz_lags(strategy, allocation)
+    assert np.all(lags >= largest)
+    assert np.all(lags <= largest + 2e-13 * gram.max())
+    assert np.all((lags > 0) == (largest > 0)) or strategy.bandwidth(n) > 4
+    sums = lower_sums(strategy, allocation)
+    assert np.all(sums.row_sums <= gram.sum(axis=1))
+    np.testing.assert_allclose(sums.row_sums, gram.sum(axis=1), rtol=1e-9)
+    assert sums.least <= gram.min()
+    assert sums.least == pytest.approx(gram.min(), abs=1e-11 * gram.max())
+
+
+def _covariance(model: StationaryModel, size: int) -> np.ndarray:
+    d = np.arange(size)
+    return model.lags(size)[np.abs(d[:, None] - d)]
+
+
+@pytest.mark.parametrize("allocation", [BallsInBins(4, 200), BallsInBins(1, 200)], ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_stationary_majorants_dominate(strategy, allocation):
+    b = allocation.batches_per_epoch
+    gram = oracles.gram(strategy.matrix(allocation.iterations), b)
+    models = dict(stationary_models(Mechanism(strategy, allocation).lags))
+    assert "shared" in models
+    assert "stationary 0" in models
+    for model in models.values():
+        # Every window of so many indices on the ring; a line of all indices is its own window.
+        size = model.size
+        assert 0.98 * b <= size <= b
+        covariance = _covariance(model, size) if isinstance(model, StationaryModel) else model.covariance()
+        for start in range(0, b if size < b else 1, 23):
+            rows = (start + np.arange(size)) % b
+            assert np.all(covariance >= gram[np.ix_(rows, rows)])
+
+
+def test_powers_by_doubling():
+    rng = np.random.default_rng(1)
+    matrix, vector = rng.uniform(size=(5, 5)) / 4, rng.uniform(size=5)
+    for count in (1, 2, 3, 7, 20):
+        expected = sum(np.linalg.matrix_power(matrix, i) @ vector for i in range(count))
+        np.testing.assert_allclose(_power_sum(matrix, vector, count), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("shared", [0.0, 0.05])
+def test_stationary_law_is_the_line_law_of_the_same_chain(shared, sign):
+    n, correlation = 23, 0.6
+    model = StationaryModel(n, shared, 0.5, correlation, 0.1)
+    line = LineModel(
+        np.full(n, np.sqrt(shared)), np.full(n, np.sqrt(0.5)), np.full(n - 1, correlation), np.full(n, 0.1)
+    )
+    np.testing.assert_allclose(_covariance(model, n), line.covariance(), rtol=1e-12)
+    s = sign * np.array([0.01, 0.05, 0.1 + 0.2j, 0.05 + 1j])
+    fine = Resolution(0.08, 0.12, 0.02)
+    ours, theirs = (m.law(30.0, sign, fine, 1e-6).transform(s) for m in (model, line))
+    np.testing.assert_allclose(ours, theirs, atol=1e-3 * abs(theirs[0]))
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("strategy", "epochs", "b"), [(strategies.bsr(2), 2, 3), (strategies.bisr(2), 1, 3)], ids=str)
+def test_stationary_chains_are_above_quadrature(strategy, epochs, b, direction, monkeypatch):
+    monkeypatch.setattr(chain, "_DENSE_BATCHES", 0)
+    mechanism = Mechanism(strategy, BallsInBins(epochs, b))
+    prepared = Chain().prepare(mechanism)
+    assert "gram" not in mechanism.__dict__
+    gram = oracles.gram(strategy.matrix(epochs * b), b)
+    for sigma, epsilon in ((1.5, 0.5), (3.0, 0.2), (1.0, 2.0)):
+        truth = oracles.delta(gram / sigma**2, epsilon, direction)
+        for member in prepared.members():
+            assert member.delta_one_way(sigma, epsilon, direction).value >= truth * (1 - 1e-5)
+
+
+def test_large_path_at_a_moderate_size(monkeypatch):
+    """Forced on 300 batches: close to the dense path, never below the certified lower bound."""
+    mechanism = Mechanism(strategies.bsr(3), BallsInBins(3, 300))
+    target = {"target_epsilon": 1.0, "target_delta": 1e-5, "relative_tolerance": 1e-3}
+    dense = dpmf.calibrate(mechanism, accountant=Chain(), **target)
+    monkeypatch.setattr(chain, "_DENSE_BATCHES", 0)
+    monkeypatch.setattr(lower, "_DENSE_BATCHES", 0)
+    fresh = Mechanism(strategies.bsr(3), BallsInBins(3, 300))
+    large = dpmf.calibrate(fresh, accountant=Chain(), with_lower=True, **target)
+    assert "gram" not in fresh.__dict__
+    assert large.lower <= dense.noise_multiplier
+    assert large.lower <= large.noise_multiplier
+    assert large.noise_multiplier == pytest.approx(dense.noise_multiplier, rel=0.03)
+
+
+def test_a_hundred_thousand_batches():
+    mechanism = Mechanism(strategies.bsr(2), BallsInBins(2, 100_000))
+    found = dpmf.delta(mechanism, noise_multiplier=0.5, epsilon=1.0, accountant=Chain(discretisation_loss=0.05))
+    assert "gram" not in mechanism.__dict__
+    below = lower.lower_delta(mechanism, 0.5, 1.0)
+    assert 0 < below <= found.delta <= 3 * below
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
+def test_uncorrelated_noise_within_the_bounds_of_pld_accounting(epsilon):
+    pytest.importorskip("PLD_accounting")
+    mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 10))
+    ours = Lattice().prepare(mechanism).delta_one_way(1.0, epsilon, "remove").value
+    theirs = dpmf.delta(
+        mechanism, noise_multiplier=1.0, epsilon=epsilon, accountant="pld-accounting", direction="remove"
+    ).delta
+    assert lower.lower_delta(mechanism, 1.0, epsilon, "remove") <= ours <= theirs * (1 + 1e-6)
