@@ -145,8 +145,7 @@ def table(data: Mapping[str, Cell]) -> str:
     """One line per mechanism and ε; "…" for what is not computed yet, "none" for what cannot be certified."""
 
     def shown(row: Row, column: str, epsilon: float) -> str:
-        cell = data.get(key_of(row, column, epsilon))
-        if cell is None:
+        if any(key_of(row, name, epsilon) not in data for name in (column, TRUTH)):
             return "…"
         return number(ratio_of(data, row, column, epsilon))
 
@@ -197,8 +196,8 @@ def families(data: Mapping[str, Cell]) -> str:
             cell = data.get(key_of(row, "best", epsilon))
             if cell is not None and cell.get("winner"):
                 winners[cell["winner"]] = winners.get(cell["winner"], 0) + 1
-    counts = ", ".join(f"`{name}` {count} times" for name, count in sorted(winners.items(), key=lambda w: -w[1]))
-    return f"The bound that `best` returned came from: {counts}." if counts else "No cell of `best` is computed yet."
+    counts = ", ".join(f"`{name}` ({count})" for name, count in sorted(winners.items(), key=lambda w: -w[1]))
+    return f"Whose bound `best` returned, and how often: {counts}." if counts else "No cell of `best` is computed yet."
 
 
 BLOCKS = {"verdict": verdict, "table": table, "winners": families}

@@ -80,7 +80,7 @@ def test_only_some_cells_and_then_the_rest(scratch: ModuleType, monkeypatch, cap
     page = scratch.PAGE.read_text()
     assert "| 1.050 |" in page
     assert "(1.050 instead of 1.005)" in page
-    assert "`chain` 8 times" in page
+    assert "`chain` (8)" in page
 
 
 def test_an_interrupted_run_keeps_what_it_has(scratch: ModuleType, monkeypatch, capsys) -> None:

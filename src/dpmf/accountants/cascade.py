@@ -237,4 +237,4 @@ class _ClosedForms(PreparedAccountant):
         plain = gaussian_delta(math.sqrt(largest), epsilon)
         if direction == "add" and plain > _NEGLIGIBLE:
             plain = min(plain, gaussian_loss_delta(largest / 2, mean, epsilon))
-        return Evaluation(plain, {"tree": 0})
+        return Evaluation(plain, {"form": "closed"})
