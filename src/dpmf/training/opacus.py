@@ -115,6 +115,9 @@ class PrivateTraining:
                     raise ValueError(f"checkpoint must be of this mechanism, {path} has another matrix C ({mine[:8]}…)")
                 raise ValueError(f"checkpoint must have {name} = {mine!r}, {path} has {told.get(name)!r}")
         model, optimizer, noise, sampler, accountant = parts
+        for name, value in self.model.state_dict().items():
+            if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(self.model.state_dict()):
+                raise ValueError(f"checkpoint must be of this model, {path} has other parameters or buffers ({name})")
         self.noise.load_state_dict(noise, step_only=not self.optimizer._adds_noise)
         self.sampler.load_state_dict(sampler)
         self.sampler.seek(self.noise.step)
