@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -25,6 +26,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n*(?:^```text\n(.*?)^```)?", flags=re.DOTALL | re.MULTILINE)
+
+COMMANDS = {"dpmf": "dpmf.cli", "dpmf-experiments": "dpmf_experiments.cli"}
 
 # Numbers in the pages are rounded, and bounds get better with time; a difference beyond this should be looked at.
 TOLERANCE = 0.03
@@ -45,7 +48,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        return [line for line in self.code.splitlines() if self.language == "bash" and line.startswith("dpmf ")]
+        return [line for line in self.code.splitlines() if self.language == "bash" and line.split(" ")[0] in COMMANDS]
 
 
 def pages() -> list[Path]:
@@ -71,12 +74,10 @@ def same_output(printed: str, shown: str) -> bool:
 
 def run_command(command: str) -> None:
     """In this process: an interpreter for each would take longer than the commands."""
-    from dpmf import cli
-
-    words = shlex.split(command)
-    if words[1] == "explore":
+    name, *words = shlex.split(command)
+    if words[0] == "explore":
         raise ValueError("dpmf explore runs for ever: put it into a block without a language")
-    if status := cli.app(words[1:], standalone_mode=False):
+    if status := importlib.import_module(COMMANDS[name]).app(words, standalone_mode=False):
         raise ValueError(f"{command} ended with status {status}")
 
 

@@ -24,7 +24,7 @@ ORDER: dict[str, list[str]] = {
         "howto/train-jax.md",
         "howto/reproduce.md",
     ],
-    "In depth": ["accountants.md", "training.md", "ecosystem.md", "tightness.md", "soundness.md"],
+    "In depth": ["accountants.md", "training.md", "ecosystem.md", "tightness.md", "soundness.md", "extremes.md"],
     "Results": ["results.md", "benchmarks.md"],
     "Theory": [
         "theory/index.md",
@@ -40,6 +40,7 @@ ORDER: dict[str, list[str]] = {
         "reference/strategies.md",
         "reference/accountants.md",
         "reference/results.md",
+        "reference/cli.md",
         "notation.md",
         "faq.md",
     ],
@@ -49,6 +50,8 @@ _SECTION_OF_FOLDER = {"howto": "How to", "theory": "Theory", "reference": "Refer
 _FORMULA = re.compile(r'(\$?)<(span|div) class="arithmatex">(.*?)</\2>\1', flags=re.DOTALL)
 _LETTERS = re.compile(r'<(m\w+) mathvariant="(double-struck|script|bold|fraktur|sans-serif)">(\w)</\1>')
 _DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
+_LINK_UP = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
+_EVERY_COMMAND = "<!-- every command -->"
 _EVERY_ACCOUNTANT = "<!-- every accountant -->"
 _TAG = re.compile(r"\\tag\{([^}]*)\}")
 
@@ -95,8 +98,40 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The reference of accountants lists those that are registered."""
+def without_links_outside(markdown: str, page: Path, docs: Path) -> str:
+    """Links to files of the repository that are not on the site become their text: they work where the files are."""
+
+    def replace(found: re.Match[str]) -> str:
+        target = (page.parent / found[2]).resolve()
+        return found[0] if target.is_relative_to(docs.resolve()) or not target.exists() else found[1]
+
+    return _LINK_UP.sub(replace, markdown)
+
+
+def every_command() -> str:
+    """The commands with their options, as ``--help`` has them."""
+    import typer
+
+    from dpmf import cli
+
+    parts = []
+    for name, command in typer.main.get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+        rows = ["| option | | default |", "|---|---|---|"]
+        for option in command.params:
+            if not getattr(option, "hidden", False):
+                names = ", ".join(f"`{word}`" for word in (*option.opts, *option.secondary_opts))
+                words = str(getattr(option, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
+                default = "required" if option.required else "" if option.default in (None, False) else option.default
+                rows.append(f"| {names} | {words} | {default} |")
+        parts.append(f"## dpmf {name}\n\n{command.help}\n\n" + "\n".join(rows if len(rows) > 2 else []))
+    return "\n\n".join(parts)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """The references of accountants and commands list those that there are."""
+    if _EVERY_COMMAND in markdown:
+        markdown = markdown.replace(_EVERY_COMMAND, every_command())
+    markdown = without_links_outside(markdown, Path(page.file.abs_src_path), Path(config.docs_dir))
     if _EVERY_ACCOUNTANT not in markdown:
         return markdown
     from dpmf.accountants import ACCOUNTANTS

@@ -1,8 +1,12 @@
-"""`python -m soundness`: the campaign, resumable; writes the summary into docs/soundness.md and docs/data."""
+"""`python -m soundness`: the campaign, resumable; writes the summary into docs/soundness.md and docs/data.
+
+`python -m soundness fuzz | faults | extremes` run the other parts.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -22,6 +26,9 @@ def _positive(text: str) -> int:
 
 
 def main() -> int:
+    if sys.argv[1:2] and sys.argv[1] in ("fuzz", "faults", "extremes"):
+        part = importlib.import_module(f"soundness.{sys.argv[1]}")
+        return int(part.main(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m soundness", description=__doc__)
     parser.add_argument("--cases", type=_positive, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -19,6 +19,7 @@ from dpmf.accountants import (
     ACCOUNTANTS,
     DIRECTIONS,
     Accountant,
+    Auto,
     Best,
     Cascade,
     Chain,
@@ -109,10 +110,14 @@ def _best(rng: np.random.Generator) -> Best:
     return Best(renyi=RenyiAccountant(work_budget=1e5))
 
 
+def _auto(rng: np.random.Generator) -> Auto:
+    return Auto(tolerance=float(rng.choice([0.02, 0.5])), renyi=RenyiAccountant(work_budget=1e5))
+
+
 # Drawers of options; an accountant that is not here is asked with its defaults.
 OPTIONS: dict[str, Callable[[np.random.Generator], Accountant]] = {
     "renyi": _renyi, "conditional": _conditional, "chain": _chain, "lattice": _lattice, "best": _best,
-    "cascade": _cascade,
+    "cascade": _cascade, "auto": _auto,
 }  # fmt: skip
 
 
@@ -123,10 +128,10 @@ def _share(name: str, bins: int) -> float:
     if name == "conditional":
         return 0.7 if bins <= 4 else 0.4
     if name == "cascade":
-        return 0.4
+        return 0.3
     if bins > 4:
-        return 0.01 if name == "chain" else 0.003 if bins <= 10 else 0.0
-    return {"chain": {1: 0.2, 2: 0.3, 3: 0.15, 4: 0.05}[bins], "best": 0.03}.get(name, 0.05)
+        return 0.01 if name == "chain" else 0.002 if bins <= 10 else 0.0
+    return {"chain": {1: 0.2, 2: 0.3, 3: 0.15, 4: 0.05}[bins], "best": 0.02, "auto": 0.01}.get(name, 0.05)
 
 
 def accountants_for(problem: Problem, seed: int) -> Iterator[tuple[Accountant, np.random.Generator]]:

@@ -1,13 +1,12 @@
 """What happens at each end of every parameter: rows that are both a test and a line of docs/extremes.md.
 
-`python -m soundness.extremes` writes the page; tests/test_extremes.py runs every row and compares the page.
+`python -m soundness extremes` writes the page; tests/test_extremes.py runs every row and compares the page.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -206,7 +205,7 @@ ROWS: list[Row] = [
 HEAD = """# At the ends
 
 What happens at each end of every parameter. Every line is a test ([tests/test_extremes.py](../tests/test_extremes.py));
-`python -m soundness.extremes` writes this page from the same rows. Nowhere is an answer NaN, an ε negative or a δ
+`python -m soundness extremes` writes this page from the same rows. Nowhere is an answer NaN, an ε negative or a δ
 outside [0, 1].
 
 """
@@ -218,7 +217,7 @@ def page() -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main(arguments: object = None) -> int:
     for row in ROWS:
         row.verify()
     PAGE.write_text(page())
@@ -227,6 +226,3 @@ def main() -> int:
 
 
 __all__ = ["PAGE", "ROWS", "CalibrationError", "Row", "page"]
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Hostile input, 10⁴ pieces of it: command lines, files, caches, objects.
 
-`python -m soundness.fuzz` runs them in a directory of its own, drawn from (seed, target, index) alone, and puts the
+`python -m soundness fuzz` runs them in a directory of its own, drawn from (seed, target, index) alone, and puts the
 counts into docs/soundness.md. A fault is an exception nobody foresaw, more or less than one line of message, an answer
 to nonsense, an answer that is no number, a hang, or a file written where none was asked for.
 """
@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,13 @@ def run(name: str, count: int, seed: int, first: int = 0) -> tuple[dict[str, int
     return counts, faults
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m soundness.fuzz", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m soundness fuzz", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the full number of inputs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", choices=list(TARGETS))
     parser.add_argument("--no-docs", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     from rich.progress import track
 
     found: dict[str, Any] = {"seed": options.seed, "targets": {}}
@@ -81,7 +81,3 @@ def main() -> int:
     if not options.no_docs and options.target is None:
         summary.store("fuzz", found)
     return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

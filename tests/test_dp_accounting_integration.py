@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import pickle
 import re
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -19,6 +21,7 @@ from dpmf.accountants import Gaussian, Lattice, Renyi
 from dpmf.integrations._dominating_pair import dominating_pair
 from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent, BallsInBinsPLDAccountant, loss_distribution
 
+ROOT = Path(__file__).parent.parent
 Relation = dp_accounting.NeighboringRelation
 DPSGD = dpmf.strategies.dpsgd()
 GAUSSIAN = BallsInBinsMatrixDpEvent(DPSGD, 1, 1, 1.0)  # one bin: the Gaussian mechanism, which has a closed form
@@ -328,3 +331,31 @@ def test_wrong_arguments_are_named(make, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+# --- what the documentation says
+
+
+def documented() -> list[list[str]]:
+    page = (ROOT / "docs" / "ecosystem.md").read_text()
+    table = re.search(r"<!-- loss -->\n(.*?)<!-- end -->", page, flags=re.DOTALL)
+    assert table is not None
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.group(1).splitlines()[2:]]
+
+
+def losses(row: list[str]) -> list[float]:
+    return [float(cell.removesuffix(" %")) for cell in row[4:]]
+
+
+def test_the_documented_losses_meet_the_goal_and_are_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    command = importlib.import_module("benchmarks.loss_distribution")
+    rows = {tuple(row[:4]): losses(row) for row in documented()}
+    assert len(rows) == len(command.ROWS)
+    assert max(max(row) for row in rows.values()) < 0.5
+    command.main(["gaussian", "gaussian-10", "dpsgd-1000"])
+    for line in capsys.readouterr().out.splitlines()[2:]:
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        assert rows[tuple(row[:4])] == pytest.approx(losses(row), abs=0.02)

@@ -84,7 +84,7 @@ def test_the_sdist_has_what_make_needs(archives: dict[str, Path]) -> None:
         assert name in names
     for folder in ("src", "tests", "docs", "examples", "benchmarks", "experiments"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".md", ".json", ".png"):
+            if path.suffix in (".py", ".md"):
                 assert str(path.relative_to(ROOT)) in names
 
 

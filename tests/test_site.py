@@ -128,6 +128,29 @@ def test_the_reference_has_the_public_functions_and_their_guarantees(site: Path)
         assert f'id="{accountant.__module__}.{accountant.__name__}"' in accountants, accountant.__name__
 
 
+def test_the_reference_has_every_command_and_its_options(site: Path) -> None:
+    page = (site / "reference" / "cli.html").read_text()
+    for words in (
+        "dpmf calibrate",
+        "dpmf explore",
+        "dpmf report",
+        "--batches-per-epoch",
+        "--no-browser",
+        "--time-limit",
+    ):
+        assert words in page
+
+
+def test_links_to_the_repository_become_text(hooks: ModuleType, tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (tmp_path / "code.py").write_text("")
+    (docs / "page.md").write_text("")
+    text = "[a](../code.py#L3) [b](../docs/page.md) [c](../missing.py) ![d](../code.py)"
+    expected = text.replace("[a](../code.py#L3)", "a")
+    assert hooks.without_links_outside(text, docs / "page.md", docs) == expected
+
+
 def test_pages_that_others_add_find_their_place(hooks: ModuleType, tmp_path: Path) -> None:
     for name in ("index.md", "theory/new.md", "theory/index.md", "howto/new.md", "another.md", "faq.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

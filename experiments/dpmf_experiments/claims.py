@@ -269,8 +269,8 @@ def widening(n: Numbers) -> tuple[str, str]:
 def decay(n: Numbers) -> tuple[str, str]:
     cells = [panel.lines[0].cells[0] for panel in f.catalogue(n.grid is f.FULL)["fig-gram"].panels]
     bisr, bandinv = (n.results[c]["by_distance"] for c in cells[2:])
-    fast = [values["150"] < 0.05 for values in (bisr, bandinv)]
-    return _verdict(sum(fast), 2), (
+    fast = all(values["150"] < 0.05 for values in (bisr, bandinv))
+    return (AGREES if fast else PARTLY), (
         f"Cyclic banding: yes. Decay: from distance 1 to the farthest batch (150) entries fall from "
         f"{100 * bisr['1']:.0f} % to {100 * bisr['150']:.1f} % of the largest (BISR, p = 64) and from "
         f"{100 * bandinv['1']:.0f} % to {100 * bandinv['150']:.1f} % (BandInvMF, p = 4)."

@@ -8,26 +8,35 @@ small matrices (`_chain_laws`), and the option is read off it by a one-sided inv
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from dpmf import validation
+from dpmf import budget, validation
+from dpmf.accountants import _families
+from dpmf.accountants._calls import invert_calls
 from dpmf.accountants._chain_laws import Law, Resolution
-from dpmf.accountants._families import Model, models
 from dpmf.accountants._lattice_weights import gaussian_delta
+from dpmf.accountants._separators import SeparatorModel
+from dpmf.accountants._stationary import StationaryModel, stationary_models
 from dpmf.accountants._transfer import UNIT, Inversion, invert, invert_by_parity, pilot
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 
+Model: TypeAlias = _families.Model | StationaryModel
+
 _LARGEST_EPSILON = 200.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 300.0  # of G/σ²; outside, the plain Gaussian mechanism answers
 _NEGLIGIBLE = 1e-100
-_MOST_BATCHES = 5000
+_DENSE_BATCHES = 2000  # batches up to which covariances are held as b × b matrices
+_FEW_BLOCKS = 8
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
+_FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
+_PARITY_NOISE = 300.0  # rounding error of a call by parity, in units of that of the transform times K
+_LEAST_DELTA = 1e-15  # smaller values need not be close
 
 
 @dataclass(frozen=True)
@@ -59,22 +68,45 @@ class Chain(Accountant):
         by its own rounding error, is replaced by Gram matrices that are larger in every entry, and E f(A) increases
         with every entry for convex f (Kahane's inequality), in both directions. The laws of the majorants are
         discretised from above (`LineLaw`, `TermTable`, `hat_weights`), inverted from above (`invert`,
-        `invert_by_parity`), and all that is cut off is added. The smallest of several such bounds is returned; the
-        Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
+        `invert_by_parity`, `invert_calls`), and all that is cut off is added. The smallest of several such bounds is
+        returned; the Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
         """
         n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
-        if b > _MOST_BATCHES:
-            raise ValueError(
-                f"batches_per_epoch must be at most {_MOST_BATCHES} for the chain accountant "
-                f"(several b × b covariances are held), got {b}"
-            )
+        members: list[PreparedAccountant]
+        if b > _DENSE_BATCHES:
+            largest = float(mechanism.lags.max())
+            members = [
+                _PreparedChain(mechanism, largest, self, name, model) for name, model in _in_time(mechanism.lags)
+            ]
+            return Portfolio(self.name, mechanism, [*members, _Unamplified(mechanism, largest)])
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         gram = np.maximum(gram, gram.T)
-        members: list[PreparedAccountant] = [
-            _PreparedChain(mechanism, gram, self, name, model) for name, model in models(gram)
-        ]
-        members.append(_Unamplified(mechanism, gram))
+        largest = float(gram.max())
+        members = [_PreparedChain(mechanism, largest, self, name, model) for name, model in _families.models(gram)]
+        members.append(_Unamplified(mechanism, largest))
         return Portfolio(self.name, mechanism, members)
+
+
+def _in_time(lags: Array) -> list[tuple[str, Model]]:
+    """The stationary majorants that there is time to fit."""
+    found: list[tuple[str, Model]] = []
+    try:
+        for named in stationary_models(lags):
+            found.append(named)
+    except budget.OutOfTime:
+        pass
+    return found
+
+
+def _variance_of_sum(model: Model) -> float:
+    """Var Σ a_i, about: it only says where to look for a tilt."""
+    if isinstance(model, StationaryModel):
+        return model.excess()
+    if isinstance(model, SeparatorModel) and model.blocks > 2 * _FEW_BLOCKS:
+        # All blocks are alike.
+        few = replace(model, blocks=_FEW_BLOCKS)
+        return _variance_of_sum(few) * model.blocks / _FEW_BLOCKS
+    return float(np.expm1(np.minimum(model.covariance(), 300.0)).sum())
 
 
 class _Unamplified(PreparedAccountant):
@@ -82,9 +114,9 @@ class _Unamplified(PreparedAccountant):
 
     name = "chain"
 
-    def __init__(self, mechanism: Mechanism, gram: Array) -> None:
+    def __init__(self, mechanism: Mechanism, largest: float) -> None:
         self.mechanism = mechanism
-        self._largest = float(gram.max()) * (1 + 1e-14)
+        self._largest = largest * (1 + 1e-14)
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         sensitivity = min(math.sqrt(self._largest) / noise_multiplier * (1 + 4 * UNIT), 1e150)
@@ -96,9 +128,9 @@ class _PreparedChain(PreparedAccountant):
 
     name = "chain"
 
-    def __init__(self, mechanism: Mechanism, gram: Array, options: Chain, family: str, model: Model) -> None:
+    def __init__(self, mechanism: Mechanism, largest: float, options: Chain, family: str, model: Model) -> None:
         self.mechanism = mechanism
-        self._plain = _Unamplified(mechanism, gram)
+        self._plain = _Unamplified(mechanism, largest)
         self._options, self._family, self._model = options, family, model
         self._largest = float(model.variances().max())
         self._resolution = Resolution().scaled(math.sqrt(options.discretisation_loss / 0.005))
@@ -116,7 +148,8 @@ class _PreparedChain(PreparedAccountant):
         plain = self._plain.delta_one_way(noise_multiplier, epsilon, direction)
         variance = self._largest / noise_multiplier**2
         outside = not _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE
-        if plain.value <= _NEGLIGIBLE or outside or epsilon > _LARGEST_EPSILON:
+        close_enough = plain.value <= (_NEGLIGIBLE if target else _LEAST_DELTA)
+        if close_enough or outside or epsilon > _LARGEST_EPSILON:
             return plain
         model, sign = self._model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
         found = self._option(model, epsilon, sign, target)
@@ -132,36 +165,73 @@ class _PreparedChain(PreparedAccountant):
         slip = 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest)) * (1 + n / 16)
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
-        spread = math.sqrt(float(np.expm1(np.minimum(model.covariance(), 300.0)).sum()))
+        spread = math.sqrt(_variance_of_sum(model))
         coarse = model.law(strike, sign, self._resolution.scaled(2.0), (target or 1e-8) / 10)
         start = pilot(coarse.transform, sign, min(spread, strike), abs(strike - n))
         if start is None:
             return None
         tilt, log_bound = start
-        steep = sign < 0 or tilt * (strike - n) > _STEEP
+        # Chernoff's bound, good enough for what nobody asks about.
+        enough = target / _FAR if target else _LEAST_DELTA
+        if math.exp(min(log_bound, 600.0)) * scale < enough:
+            chernoff = self._chernoff(model, strike, sign, tilt, enough) * scale
+            if chernoff <= enough:
+                return chernoff + 1e-250, 0, tilt
+        paths = self._paths(sign, tilt * (strike - n), strike / n)
         likely = math.exp(min(log_bound - math.log(strike), 0.0)) / 4
-        if target or not steep:
-            rough = self._invert(coarse, sign, tilt, steep, strike, 0.1)
-            if rough is not None:
+        if target or len(paths) > 1 or paths[0] != "tilted":
+            tried = [(path, self._invert(coarse, sign, tilt, path, strike, 0.1)) for path in paths]
+            found = [(rough.value, path, rough) for path, rough in tried if rough is not None]
+            if found:
+                _, path, rough = min(found)
+                paths = (path,)
                 bound = (rough.value + coarse.surplus) * scale
                 likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
                 if target and not target / _FAR <= bound <= target * _FAR:
                     return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
         law = model.law(strike, sign, self._resolution, likely)
-        found = self._invert(law, sign, tilt, steep, strike, 0.01)
-        if found is None:
+        done = self._invert(law, sign, tilt, paths[0], strike, 0.01)
+        if done is None:
             return None
-        return min(1.0, (found.value + law.surplus) * scale + 1e-250), found.frequencies, found.tilt
+        return min(1.0, (done.value + law.surplus) * scale + 1e-250), done.frequencies, done.tilt
 
-    def _invert(self, law: Law, sign: int, tilt: float, steep: bool, strike: float, loss: float) -> Inversion | None:
+    def _chernoff(self, model: Model, strike: float, sign: int, tilt: float, likely: float) -> float:
+        """E(T − K)_+ ≤ E e^(θ(T−K))/(eθ), for the law on coarse nodes whose tails suit a value as small as `likely`."""
+        law = model.law(strike, sign, self._resolution.scaled(2.0), likely / 10)
+        tilts = tilt * np.array([1.0, 0.7, 0.5, 0.35, 0.25, 0.15])
+        moments = law.transform((sign * tilts).astype(np.complex128)).real
+        with np.errstate(invalid="ignore"):
+            bounds = moments * (1 + 2 * law.rounding + 1e-9) / (math.e * tilts)
+        usable = bounds[np.isfinite(bounds)]
+        return float(usable.min()) + law.surplus if len(usable) else math.inf
+
+    @staticmethod
+    def _paths(sign: int, steepness: float, ratio: float) -> tuple[str, ...]:
+        """The inversions worth trying: the tilted one where the strike is far out in a light tail."""
+        if sign < 0:
+            return ("tilted",)
+        if steepness <= _STEEP:
+            return ("untilted",)
+        return ("tilted", "untilted") if ratio > _FAR_STRIKE else ("tilted",)
+
+    def _invert(self, law: Law, sign: int, tilt: float, path: str, strike: float, loss: float) -> Inversion | None:
         """`loss` is the part of the value that smoothing may cost."""
         most = self._options.max_frequencies
-        if steep:
+        if path == "tilted":
             smoothing = math.sqrt(2 * loss)
             return invert(
                 law.transform, sign, tilt,
                 smoothing=smoothing, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding,
             )  # fmt: skip
-        return invert_by_parity(
-            law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
-        )
+        found = None
+        if strike < _FAR_STRIKE * law.terms:
+            found = invert_by_parity(
+                law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
+            )
+            if found is not None and _PARITY_NOISE * law.rounding * strike < 0.02 * (found.value + law.surplus):
+                return found
+        also = invert_calls(
+            law.transform, np.array([strike]),
+            loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding, extra=law.surplus,
+        )[0]  # fmt: skip
+        return min((one for one in (found, also) if one is not None), key=lambda one: one.value, default=None)

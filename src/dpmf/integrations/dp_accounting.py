@@ -7,7 +7,10 @@ accountant.get_epsilon(1e-5)
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import attr
@@ -77,6 +80,18 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         return Mechanism(self.strategy, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
 
 
+@contextlib.contextmanager
+def _working(what: str) -> Iterator[None]:
+    """A spinner on a terminal: correlated noise takes a while."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"dpmf: {what} ..."):
+        yield
+
+
 @functools.lru_cache(maxsize=_CACHED)
 def _cached_distribution(
     event: BallsInBinsMatrixDpEvent, interval: float, accountant: Accountant, tolerance: float
@@ -84,7 +99,8 @@ def _cached_distribution(
     """The distribution, and the lesser of the finite masses of its two directions."""
     mechanism = event.mechanism
     sigma = _checked_noise(mechanism, event.noise_multiplier)
-    pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
+    with _working(f"loss distribution of {mechanism.name}"):
+        pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
     add = {-int(index): float(mass) for index, mass in zip(pair.losses, pair.lower, strict=True)}
     distribution = privacy_loss_distribution.PrivacyLossDistribution(
