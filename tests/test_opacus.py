@@ -473,6 +473,20 @@ def test_an_accountant_that_only_estimates_is_refused() -> None:
         private(noise_multiplier=None, target_epsilon=4.0, target_delta=0.1, accountant=sampling)
 
 
+def test_an_estimate_is_not_reported_as_a_guarantee() -> None:
+    run = private(accountant=dpmf.accountants.MonteCarlo(samples=1000))
+    train(run, 1)
+    with pytest.raises(ValueError, match="accountant must be one that proves its bound"):
+        run.get_epsilon(0.1)
+
+
+def test_a_prepared_accountant() -> None:
+    prepared = dpmf.accountants.Renyi().prepare(MECHANISM)
+    run = private(noise_multiplier=None, target_epsilon=4.0, target_delta=1e-4, accountant=prepared)
+    train(run, 9)
+    assert 0 < run.get_epsilon(1e-4) < 4.0
+
+
 def test_an_optimizer_of_another_model_is_refused() -> None:
     other = torch.optim.SGD(network().parameters(), lr=0.1)
     with pytest.raises(ValueError, match="optimizer must be over parameters of the model"):
