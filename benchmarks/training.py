@@ -77,6 +77,37 @@ def main() -> None:
     for name in steps:
         print(f"{name:20} {1e3 * best[name]:7.0f} {best[name] / best['Opacus']:9.2f} {memory[name]:18.0f}", flush=True)
 
+    if torch.cuda.is_available():
+        on_gpu()
+
+
+def on_gpu() -> None:
+    """Noise added to a gradient on the GPU: BSR(p=4) beside independent noise by torch."""
+    import torch
+
+    from dpmf.training.noise import NoiseStream
+
+    gradient = torch.zeros(PARAMETERS, device="cuda")
+    stream = NoiseStream(
+        Mechanism(bsr(4), BallsInBins(10, 10)), [(PARAMETERS,)], backend="torch", device="cuda", seed=1
+    )
+
+    def correlated() -> None:
+        stream.feed(lambda _, start, piece: gradient[start : start + len(piece)].add_(piece, alpha=0.5))
+
+    def independent() -> None:
+        gradient + torch.normal(0.0, 0.5, (PARAMETERS,), device="cuda")  # as Opacus adds it
+
+    for name, step in (("BSR(p=4), GPU", correlated), ("independent, GPU", independent)):
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(50):
+            step()
+        torch.cuda.synchronize()
+        print(f"{name:20} {1e3 * (time.perf_counter() - start) / 50:7.2f} ms")
+
 
 if __name__ == "__main__":
     main()

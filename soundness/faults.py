@@ -106,9 +106,8 @@ def cells_kept(place: Path) -> int:
 
 def train(place: Path) -> None:
     """Noise for a small model, with a checkpoint after every step; each row of noise is noted by its digest."""
-    from dpmf.training import NoiseStream, checkpoint
-
     import dpmf
+    from dpmf.training import NoiseStream, checkpoint
 
     mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(5, _UNITS))
     stream = NoiseStream(mechanism, [(40, 30), (30,)], seed=3)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")
 SPAWN = {"multiprocessing_context": "spawn", "prefetch_factor": 1}
 
 MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(3, 8))
-RECORDS, SEED = 20, 4  # with two empty bins
+RECORDS, SEED = 20, 13  # with two empty bins
 N = MECHANISM.allocation.iterations
 
 
@@ -270,6 +270,14 @@ def test_the_noise_multiplier_stays() -> None:
         train(run, 1)
 
 
+def test_the_trained_parameters_stay() -> None:
+    run = private()
+    train(run, 1)
+    run.optimizer.param_groups[0]["params"].reverse()
+    with pytest.raises(TrainingError, match="must stay those"):
+        train(run, 1)
+
+
 def test_a_gradient_that_is_not_finite_is_one_message_and_no_step() -> None:
     data = dataset()
     data.tensors[0][3] = math.nan
@@ -346,6 +354,18 @@ def test_a_checkpoint_of_something_else_is_one_message(name: str, tmp_path: Path
     assert "\n" not in str(caught.value)
     assert np.array_equal(weights(other), before)
     assert other.noise.step == 0
+
+
+def test_a_checkpoint_of_a_model_with_other_buffers_is_refused(tmp_path: Path) -> None:
+    def linear(buffer: int) -> Any:
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
+        model.register_buffer("constant", torch.zeros(buffer))
+        return private(model=model)
+
+    linear(2).save(tmp_path / "c")
+    other = linear(3)
+    with pytest.raises(ValueError, match=r"other parameters or buffers \(.*constant\)"):
+        other.load(tmp_path / "c")
 
 
 def test_no_checkpoint_within_a_virtual_batch(tmp_path: Path) -> None:
@@ -451,6 +471,20 @@ def test_an_accountant_that_only_estimates_is_refused() -> None:
     sampling = dpmf.accountants.MonteCarlo(samples=1000)
     with pytest.raises(ValueError, match="accountant must be one that proves its bound"):
         private(noise_multiplier=None, target_epsilon=4.0, target_delta=0.1, accountant=sampling)
+
+
+def test_an_estimate_is_not_reported_as_a_guarantee() -> None:
+    run = private(accountant=dpmf.accountants.MonteCarlo(samples=1000))
+    train(run, 1)
+    with pytest.raises(ValueError, match="accountant must be one that proves its bound"):
+        run.get_epsilon(0.1)
+
+
+def test_a_prepared_accountant() -> None:
+    prepared = dpmf.accountants.Renyi().prepare(MECHANISM)
+    run = private(noise_multiplier=None, target_epsilon=4.0, target_delta=1e-4, accountant=prepared)
+    train(run, 9)
+    assert 0 < run.get_epsilon(1e-4) < 4.0
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

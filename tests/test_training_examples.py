@@ -228,6 +228,13 @@ def test_the_page_shows_the_committed_results(example: Any) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     (shown,) = re.findall(r"<!-- cifar10 -->\n(.*?)\n<!-- end -->", page, flags=re.DOTALL)
     assert shown == table
+    most = example("cifar10").summary(RESULTS)
+    least = most["least"], most["second largest"], most["largest gain of best over renyi"]
+    assert f"gives up to {least[2]} points" in page
+    assert f"{least[0]} to {least[1]} points elsewhere" in page
+    assert f"within {most['largest distance of best and Monte Carlo']} points" in page
+    gain = most["least gain of BISR over DP-SGD"], most["largest gain of BISR over DP-SGD"]
+    assert f"BISR is {gain[0]} to {gain[1]} points better" in page
     with RESULTS.open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 4 * 3 * 5

@@ -15,6 +15,7 @@ from dpmf._version import __version__
 if TYPE_CHECKING:
     from dpmf import accountants as accountants
     from dpmf import strategies as strategies
+    from dpmf import training as training
     from dpmf.allocation import BallsInBins as BallsInBins
     from dpmf.api import calibrate as calibrate
     from dpmf.api import delta as delta
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dpmf.api import profile as profile
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
+    from dpmf.errors import TrainingError as TrainingError
     from dpmf.mechanism import Mechanism as Mechanism
     from dpmf.results import Calibration as Calibration
     from dpmf.results import CalibrationEstimate as CalibrationEstimate
@@ -39,12 +41,13 @@ _HOME = {
     "MissingExtraError": "dpmf.errors",
     "PrivacyBound": "dpmf.results",
     "PrivacyProfile": "dpmf.results",
+    "TrainingError": "dpmf.errors",
     "calibrate": "dpmf.api",
     "delta": "dpmf.api",
     "epsilon": "dpmf.api",
     "profile": "dpmf.api",
 }
-_MODULES = ("accountants", "strategies")
+_MODULES = ("accountants", "strategies", "training")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 

@@ -9,9 +9,11 @@ from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
 from dpmf import api, validation
+from dpmf.accountants.base import PreparedAccountant
 from dpmf.allocation import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
+from dpmf.results import PrivacyBound
 from dpmf.training.noise import strategy_digest
 
 NAME = "dpmf"
@@ -73,7 +75,12 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         key = (mechanism.allocation.iterations, sigma, delta)
         if key not in self._known:
             accountant = self._accountant
-            found = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant).epsilon
+            if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
+                accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
+            answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant)
+            if not isinstance(answer, PrivacyBound):
+                raise ValueError(f"accountant must be one that proves its bound, {answer.accountant} estimates it")
+            found = answer.epsilon
             if self.proved is not None and delta >= self.proved[1]:
                 found = min(found, self.proved[0])
             self._known[key] = found

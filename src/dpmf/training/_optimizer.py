@@ -74,13 +74,16 @@ class _CorrelatedNoise:
                 f"noise_multiplier must stay {self._accounted!r}, which was accounted for, "
                 f"got {self.noise_multiplier!r}"
             )
+        if [tuple(p.shape) for p in self.params] != self.noise.shapes:
+            raise TrainingError("the parameters that are trained must stay those that make_private was given")
         ahead = self.sampler.position - (step + 1)
         if step < self.noise.iterations and not 0 <= ahead <= self._prefetched:
             raise TrainingError(
                 f"step {step} must be made on batch {step} of the data loader, which is at batch "
                 f"{self.sampler.position - 1}: make exactly one step on every batch, empty ones included"
             )
-        finite = torch.stack([p.summed_grad.sum().isfinite() for p in self.params]).all()
+        device = self.params[0].device
+        finite = torch.stack([p.summed_grad.sum().isfinite().to(device) for p in self.params]).all()
         if self.world > 1:
             flag = finite.to(torch.uint8)
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)

@@ -115,6 +115,9 @@ class PrivateTraining:
                     raise ValueError(f"checkpoint must be of this mechanism, {path} has another matrix C ({mine[:8]}…)")
                 raise ValueError(f"checkpoint must have {name} = {mine!r}, {path} has {told.get(name)!r}")
         model, optimizer, noise, sampler, accountant = parts
+        for name, value in self.model.state_dict().items():
+            if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(self.model.state_dict()):
+                raise ValueError(f"checkpoint must be of this model, {path} has other parameters or buffers ({name})")
         self.noise.load_state_dict(noise, step_only=not self.optimizer._adds_noise)
         self.sampler.load_state_dict(sampler)
         self.sampler.seek(self.noise.step)
@@ -181,14 +184,19 @@ def make_private(
       dataset: has a length and gives a record by index; one record is what is protected.
       mechanism: strategy, epochs and batches per epoch.
       max_grad_norm: every record's gradient is clipped to this norm.
-      target_epsilon, target_delta: what the noise is calibrated for; or
+      target_epsilon: what the noise is calibrated for, with
+      target_delta: the δ of the target; or
       noise_multiplier: the noise itself, for clipping norm 1 and the strategy as given.
       accountant: the dpmf accountant that calibrates and reports; one that only estimates is refused.
       seed: for experiments that are repeated. By default batches and noise come from a secret of the operating system.
       source: "secure" for a cryptographically secure generator.
       noise_dtype: "float64" makes, keeps and adds the noise in double precision.
-      loss_reduction, grad_sample_mode, batch_first: as in Opacus ("hooks", "functorch" or "ew").
-      collate_fn, num_workers, loader_options: for the `DataLoader`.
+      loss_reduction: "mean" or "sum", what the loss does over a batch.
+      grad_sample_mode: how Opacus finds per-sample gradients: "hooks", "functorch" or "ew".
+      batch_first: whether the first dimension of the inputs is that of the records.
+      collate_fn: for the `DataLoader`; empty batches are taken care of.
+      num_workers: for the `DataLoader`.
+      loader_options: more of those.
 
     **Formal guarantees.** The models produced by at most N steps of the training loop, one on every batch of the data
     loader, are a post-processing of the mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or

@@ -31,7 +31,8 @@ class BallsInBinsSampler:
       seed: an integer for experiments that are to be repeated. By default a secret from the operating system: who knows
         the seed knows who was in which batch, and the amplification is gone.
       source: "fast", or "secure" for a cryptographically secure generator.
-      rank, world_size: with several processes, each takes its share of every batch (same seed in all of them).
+      rank: which of several processes this is; each takes its share of every batch (same seed in all of them).
+      world_size: how many processes there are.
 
     **Formal guarantees.** Bins are independent and uniform (up to the generator). Every record is in exactly the
     batches i, i + b, i + 2b, ... < N of its bin i. Batch sizes vary, and an empty bin is an empty batch: leaving it
