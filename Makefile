@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint setup benchmark figures docs soundness clean help
+.PHONY: demo test lint setup benchmark figures soundness fuzz docs clean help
 
 help:
 	@echo "make demo       install, calibrate a few mechanisms, print a table, draw a picture (demo-output/)"
@@ -12,6 +12,8 @@ help:
 	@echo "make test       run all tests"
 	@echo "make lint       ruff and mypy"
 	@echo "make benchmark  speed, beside the peers"
+	@echo "make soundness  100,000 bounds against the truth, and docs/soundness.md; it resumes, too"
+	@echo "make fuzz       10,000 pieces of hostile input"
 	@echo "make figures    every figure of the paper, and docs/results.md; interrupt it when you like, it resumes"
 	@echo "make docs       the documentation site (build/site/index.html)"
 
@@ -66,6 +68,12 @@ figures: $(VENV)/.full $(VENV)-random-allocation/.figures
 # The theme announces its successor in every run.
 docs: $(VENV)/.full
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+soundness: $(VENV)/.full
+	$(BIN)/python -m soundness
+
+fuzz: $(VENV)/.full
+	$(BIN)/python -m soundness fuzz
 
 clean:
 	rm -rf $(VENV) .venv-* demo-output .pytest_cache .mypy_cache .ruff_cache

@@ -69,7 +69,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
                 if member.isfile() and (stream := archive.extractfile(member)) is not None:
                     yield member.name, stream.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"data must be a readable tar file, {path} is not: {error}") from None
+        raise ValueError(f"data must be a readable tar file, {path} is not: {str(error).splitlines()[0]}") from None
 
 
 def _decode(content: bytes, name: str) -> np.ndarray:

@@ -273,7 +273,7 @@ def perform(trainer: Trainer, runs: list[Run], output: Path, until: float, itera
             done = {tuple(row[c] for c in COLUMNS[:5]) for row in csv.DictReader(file)}
     missing = [run for run in runs if run.key not in done]
     with output.open("a") as file:
-        if not done:
+        if file.tell() == 0:
             file.write(",".join(COLUMNS) + "\n")
         for number, run in enumerate(missing):
             start = time.monotonic()

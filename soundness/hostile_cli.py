@@ -36,7 +36,7 @@ def _float(text: str, good: Callable[[float], bool]) -> bool:
 
 def _int(text: str, good: Callable[[int], bool]) -> bool:
     try:
-        return good(int(text))
+        return good(int(text) if "." not in text else int(text.removesuffix(".0")))  # 2.0 is 2 to typer
     except ValueError:
         return False
 

@@ -97,4 +97,5 @@ def _never_valid(name: str, argument: str, value: Any) -> bool:
         return True
     if isinstance(value, str):
         return argument not in ("accountant", "direction", "family")
-    return isinstance(value, int) and abs(value) > 2**200
+    # A bandwidth above N is as N.
+    return isinstance(value, int) and abs(value) > 2**200 and argument != "bandwidth"

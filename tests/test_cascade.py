@@ -381,7 +381,7 @@ def test_the_true_noise_from_above(name: str, strategy, epochs: int, most: float
     assert 0.995 < found / truth["sigma_remove"] < most
 
 
-@random_settings(12)
+@random_settings(8)
 @given(mechanisms(most_bins=12), log_uniform(0.5, 6), log_uniform(0.05, 4))
 def test_not_below_monte_carlo(mechanism: Mechanism, sigma: float, epsilon: float) -> None:
     options = {"noise_multiplier": sigma, "epsilon": epsilon, "direction": "remove"}
@@ -390,7 +390,7 @@ def test_not_below_monte_carlo(mechanism: Mechanism, sigma: float, epsilon: floa
     assert bound >= sampled["estimate"] - 6 * sampled["standard_error"]
 
 
-@pytest.mark.parametrize("delta", [1e-3, 1e-8, 1e-12])
+@pytest.mark.parametrize("delta", [1e-3, 1e-12])
 def test_orders_for_any_bandwidth(delta: float) -> None:
     """Where the band is wide, the moments of a tree beat those of a band that is cut down to what can be afforded."""
     mechanism = Mechanism(strategies.bsr(64), BallsInBins(4, 250))
@@ -405,7 +405,7 @@ def test_orders_for_any_bandwidth(delta: float) -> None:
 
 
 def test_uncorrelated_noise_is_a_tree_of_single_indices() -> None:
-    mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 5000))
+    mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 1000))
     options = {"noise_multiplier": 0.6, "epsilon": 0.2, "direction": "remove"}
     exact = dpmf.delta(mechanism, accountant=Lattice(), **options).delta
     found = Cascade().prepare(mechanism).delta_one_way(0.6, 0.2, "remove").value
@@ -419,7 +419,7 @@ def test_small_and_smaller_deltas() -> None:
     assert 1e-60 < found[-1] < 1e-20
 
 
-@random_settings(10)
+@random_settings(5)
 @given(mechanisms(most_bins=9), log_uniform(0.4, 5), log_uniform(0.05, 5), st.floats(1.02, 2.0))
 def test_more_noise_or_larger_epsilon_never_cost_delta(
     mechanism: Mechanism, sigma: float, epsilon: float, factor: float

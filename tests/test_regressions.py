@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import command_line
 import numpy as np
 import pytest
 from soundness.problems import signal_to_noise
 from soundness.truth import true_delta
 
 import dpmf
-from dpmf.accountants import Chain, Conditional, Gaussian, Renyi
+from dpmf.accountants import Chain, Conditional, Gaussian, MonteCarlo, Renyi
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
@@ -86,3 +89,31 @@ def test_a_figure_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypat
             store.Store.open(path, create=True)
     with store.Store.open(path, create=True) as opened:
         assert list(opened) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MonteCarlo(samples=10**23), "samples must be at most 10000000000"),
+        (lambda: Renyi(max_order=10**400), "max_order must be at most 1000000000000"),
+        (lambda: Conditional(temperatures=b"1"), "temperatures must be positive numbers"),
+        (lambda: Conditional(temperatures="12"), "temperatures must be positive numbers"),
+        (lambda: dpmf.BallsInBins(10**400, 3, 6), "epochs must be at most 100000000, got 1000"),
+    ],
+)
+def test_what_the_fuzzer_got_through(call, message: str) -> None:
+    """Accepted, hung, or refused with hundreds of digits."""
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--samples", "0"), ("--seed", "-1"), ("--max-order", "1"), ("--work-budget", "nan")]
+)
+def test_compare_refuses_wrong_options_of_accountants_it_does_not_ask(wrong: tuple[str, str]) -> None:
+    options = ("--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "3", "--delta", "1e-3")
+    done = command_line.run("compare", *options, "--epsilon", "1", "--accountant", "gaussian", *wrong)
+    assert done.returncode == 2
+    assert wrong[0] in done.stderr
+    assert done.stderr.count("\n") == 1

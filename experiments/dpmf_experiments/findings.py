@@ -207,8 +207,8 @@ def feldman_2026(n: Numbers) -> str:
     own = [n.results[f.sigma_cell(f.DPSGD_1000, f.tight(f.DPSGD_1000), e)]["seconds"] for e in n.grid.epsilons]
     return (
         _peer(n, "fig-feldman-2026", "Feldman & Shenfeld 2026")
-        + f"It takes {min(took[100]):.0f} to {max(took[100]):.0f} s for one ε at N = 100 and {min(took[1000]):.0f} to "
-        f"{max(took[1000]):.0f} s at N = 1000; the lattice calibrates a σ in {max(own):.2f} s at most."
+        + f"It takes {min(took[100]):.1f} to {max(took[100]):.1f} s for one ε at N = 100 and {min(took[1000]):.1f} to "
+        f"{max(took[1000]):.1f} s at N = 1000; the lattice calibrates a σ in {max(own):.2f} s at most."
     )
 
 

@@ -89,7 +89,7 @@ class Store:
         if not tables and application == 0 and writing:
             connection.execute("PRAGMA journal_mode=WAL")
             with connection:
-                # Begun by hand: Python would commit each of these by itself, and a kill between two leave half a database.
+                # Begun by hand: Python would commit each by itself, and a kill between two leave half a database.
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={_APPLICATION}")
                 connection.execute(f"PRAGMA user_version={SCHEMA}")

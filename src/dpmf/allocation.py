@@ -36,8 +36,8 @@ class BallsInBins:
     iterations: int = 0
 
     def __post_init__(self) -> None:
-        k = validation.integer("epochs", self.epochs, at_least=1)
-        b = validation.integer("batches_per_epoch", self.batches_per_epoch, at_least=1)
+        k = validation.integer("epochs", self.epochs, at_least=1, at_most=MAX_ITERATIONS)
+        b = validation.integer("batches_per_epoch", self.batches_per_epoch, at_least=1, at_most=MAX_ITERATIONS)
         n = k * b
         if not (type(self.iterations) is int and self.iterations == 0):  # 0 is "not given"
             n = validation.integer("iterations", self.iterations, at_least=1)
@@ -47,8 +47,6 @@ class BallsInBins:
                 raise ValueError(
                     f"iterations must be in {(k - 1) * b + 1}..{k * b} for {k} epochs of {b} batches, got {n}"
                 )
-        if b > MAX_ITERATIONS:
-            raise ValueError(f"batches_per_epoch must be at most {MAX_ITERATIONS}, got {b}")
         if n > MAX_ITERATIONS:
             most = MAX_ITERATIONS // b
             raise ValueError(f"epochs must be at most {most} at {b} batches (N ≤ {MAX_ITERATIONS}), got {k}")

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dpmf import budget
 from dpmf.accountants._chain_laws import LineModel
 from dpmf.accountants._majorants import line_chain, ring_chain, shared_factor
 from dpmf.accountants._renewal import RenewalModel
@@ -32,6 +33,8 @@ def models(gram: Array) -> list[Candidate]:
     kept: list[Candidate] = []
     if len(gram) >= 3 and np.any(gram[~np.eye(len(gram), dtype=bool)] > 0):
         for emphasis in EMPHASES:
+            if kept and budget.seconds_left() == 0:
+                break
             kept += _screened(candidates(gram, emphasis), gram, emphasis)
     unique: list[Candidate] = []
     for name, model in kept:

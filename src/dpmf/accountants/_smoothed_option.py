@@ -80,7 +80,7 @@ class Majorant:
         gap = call.gamma - start
         count = math.ceil(math.log(_FARTHEST * call.gamma / (_NEAREST * gap)) / math.log(_RATIO)) + 1
         t = _NEAREST * gap * _RATIO ** np.arange(count)
-        found, error = call.value(start + t)
+        found, error = call.value(np.asarray(start + t))
         below = base - base_error + (first * t + second * t**2 / 2) * (1 - _ERROR)
         left = found + error - below
         right = left[1:] + 0.5 * second * np.diff(t) ** 2

@@ -10,7 +10,7 @@ from typing import ClassVar
 from dpmf import budget, validation
 from dpmf.accountants import lower
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant, labelled
-from dpmf.accountants.best import Best
+from dpmf.accountants.best import _DENSE_BATCHES, Best
 from dpmf.accountants.chain import Chain
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
@@ -63,7 +63,11 @@ class _Stages:
             self._options: tuple[Accountant, ...] = (Gaussian(), Lattice())
         else:
             quick = Renyi(options.renyi.max_order, min(_QUICK_WORK, options.renyi.work_budget))
-            self._options = (Gaussian(), quick, Chain(discretisation_loss=_COARSE), Chain(), Best(options.renyi))
+            dense = mechanism.allocation.batches_per_epoch <= _DENSE_BATCHES
+            self._options = (
+                Gaussian(), *((quick,) if dense else ()), Chain(discretisation_loss=_COARSE), Chain(),
+                *((Best(options.renyi),) if dense else ()),
+            )  # fmt: skip
         self._prepared: list[PreparedAccountant] = []
 
     def __iter__(self) -> Iterator[PreparedAccountant]:

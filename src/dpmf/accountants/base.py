@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from dpmf import budget
@@ -175,14 +176,27 @@ class Portfolio(PreparedAccountant):
         return best
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        members = self._members
-        if len(epsilons) > 6 and len(self.members()) > 1:
-            # On a long grid only those that win somewhere on a short one are run: any subset gives valid bounds.
-            probes = [epsilons[0], epsilons[len(epsilons) // 2], epsilons[-1]]
-            table = [(m, m.deltas_one_way(noise_multiplier, probes, direction)) for m in self.members()]
-            members = tuple({id(w): w for k in range(3) for w, _ in [min(table, key=lambda row: row[1][k])]}.values())
-        rows = [m.deltas_one_way(noise_multiplier, epsilons, direction) for m in members]
-        return [min(column) for column in zip(*rows, strict=True)]
+        members = self.members()
+        best = [1.0] * len(epsilons)
+        # On a long grid each point is left to those that win at the probes around it: any choice gives valid bounds.
+        probes = range(len(epsilons))
+        if len(epsilons) > 6 and len(members) > 1:
+            probes = sorted({round(k * (len(epsilons) - 1) / 4) for k in range(5)})  # type: ignore[assignment]
+        table = [(m, m.deltas_one_way(noise_multiplier, [epsilons[k] for k in probes], direction)) for m in members]
+        for place, k in enumerate(probes):
+            best[k] = min(row[place] for _, row in table)
+        winners = [min(table, key=lambda row: row[1][place])[0] for place in range(len(probes))]
+        for member in {id(w): w for w in winners}.values():
+            near = [
+                k
+                for place, (low, high) in enumerate(pairwise(probes))
+                if member in (winners[place], winners[place + 1])
+                for k in range(low + 1, high)
+            ]
+            found = member.deltas_one_way(noise_multiplier, [epsilons[k] for k in near], direction)
+            for k, value in zip(near, found, strict=True):
+                best[k] = min(best[k], value)
+        return best
 
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         reasons = [member.unreachable(epsilon, delta, direction) for member in self._members]

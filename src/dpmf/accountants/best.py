@@ -17,8 +17,8 @@ from dpmf.mechanism import Mechanism
 # N·b² up to which the tail bounds of conditional composition take seconds: with all temperatures, with AM-GM only.
 _FULL_FAMILY = 3e7
 _AM_GM = 3e8
-# Batches an epoch up to which the chain takes no more than a few minutes.
-_CHAIN_BATCHES = 2000
+# Batches an epoch up to which accountants that need the whole Gram matrix are worth their time.
+_DENSE_BATCHES = 5000
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Best(Accountant):
         b = mechanism.allocation.batches_per_epoch
         # The cascade is cheap and rarely far off: the chain, nearly always the tightest, starts from what it found. The
         # others then only have to try and beat those.
-        chosen: list[Accountant] = [Cascade(), Chain()] if b <= _CHAIN_BATCHES else [Cascade()]
-        chosen += [Gaussian(), self.renyi]
+        chosen: list[Accountant] = [Cascade(), Chain(), Gaussian()]
+        if b <= _DENSE_BATCHES:
+            chosen.append(self.renyi)
         work = mechanism.allocation.iterations * b**2
         if work <= _AM_GM:
             chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))

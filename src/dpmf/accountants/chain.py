@@ -8,25 +8,30 @@ small matrices (`_chain_laws`), and the option is read off it by a one-sided inv
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from dpmf import validation
+from dpmf import budget, validation
+from dpmf.accountants import _families
 from dpmf.accountants._calls import invert_calls
 from dpmf.accountants._chain_laws import Law, Resolution
-from dpmf.accountants._families import Model, models
 from dpmf.accountants._lattice_weights import gaussian_delta
+from dpmf.accountants._separators import SeparatorModel
+from dpmf.accountants._stationary import StationaryModel, stationary_models
 from dpmf.accountants._transfer import UNIT, Inversion, invert, invert_by_parity, pilot
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 
+Model: TypeAlias = _families.Model | StationaryModel
+
 _LARGEST_EPSILON = 200.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 300.0  # of G/σ²; outside, the plain Gaussian mechanism answers
 _NEGLIGIBLE = 1e-100
-_MOST_BATCHES = 5000
+_DENSE_BATCHES = 2000  # batches up to which covariances are held as b × b matrices
+_FEW_BLOCKS = 8
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
 _FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
@@ -67,18 +72,41 @@ class Chain(Accountant):
         returned; the Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
         """
         n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
-        if b > _MOST_BATCHES:
-            raise ValueError(
-                f"batches_per_epoch must be at most {_MOST_BATCHES} for the chain accountant "
-                f"(several b × b covariances are held), got {b}"
-            )
+        members: list[PreparedAccountant]
+        if b > _DENSE_BATCHES:
+            largest = float(mechanism.lags.max())
+            members = [
+                _PreparedChain(mechanism, largest, self, name, model) for name, model in _in_time(mechanism.lags)
+            ]
+            return Portfolio(self.name, mechanism, [*members, _Unamplified(mechanism, largest)])
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         gram = np.maximum(gram, gram.T)
-        members: list[PreparedAccountant] = [
-            _PreparedChain(mechanism, gram, self, name, model) for name, model in models(gram)
-        ]
-        members.append(_Unamplified(mechanism, gram))
+        largest = float(gram.max())
+        members = [_PreparedChain(mechanism, largest, self, name, model) for name, model in _families.models(gram)]
+        members.append(_Unamplified(mechanism, largest))
         return Portfolio(self.name, mechanism, members)
+
+
+def _in_time(lags: Array) -> list[tuple[str, Model]]:
+    """The stationary majorants that there is time to fit."""
+    found: list[tuple[str, Model]] = []
+    try:
+        for named in stationary_models(lags):
+            found.append(named)
+    except budget.OutOfTime:
+        pass
+    return found
+
+
+def _variance_of_sum(model: Model) -> float:
+    """Var Σ a_i, about: it only says where to look for a tilt."""
+    if isinstance(model, StationaryModel):
+        return model.excess()
+    if isinstance(model, SeparatorModel) and model.blocks > 2 * _FEW_BLOCKS:
+        # All blocks are alike.
+        few = replace(model, blocks=_FEW_BLOCKS)
+        return _variance_of_sum(few) * model.blocks / _FEW_BLOCKS
+    return float(np.expm1(np.minimum(model.covariance(), 300.0)).sum())
 
 
 class _Unamplified(PreparedAccountant):
@@ -86,9 +114,9 @@ class _Unamplified(PreparedAccountant):
 
     name = "chain"
 
-    def __init__(self, mechanism: Mechanism, gram: Array) -> None:
+    def __init__(self, mechanism: Mechanism, largest: float) -> None:
         self.mechanism = mechanism
-        self._largest = float(gram.max()) * (1 + 1e-14)
+        self._largest = largest * (1 + 1e-14)
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         sensitivity = min(math.sqrt(self._largest) / noise_multiplier * (1 + 4 * UNIT), 1e150)
@@ -100,9 +128,9 @@ class _PreparedChain(PreparedAccountant):
 
     name = "chain"
 
-    def __init__(self, mechanism: Mechanism, gram: Array, options: Chain, family: str, model: Model) -> None:
+    def __init__(self, mechanism: Mechanism, largest: float, options: Chain, family: str, model: Model) -> None:
         self.mechanism = mechanism
-        self._plain = _Unamplified(mechanism, gram)
+        self._plain = _Unamplified(mechanism, largest)
         self._options, self._family, self._model = options, family, model
         self._largest = float(model.variances().max())
         self._resolution = Resolution().scaled(math.sqrt(options.discretisation_loss / 0.005))
@@ -137,7 +165,7 @@ class _PreparedChain(PreparedAccountant):
         slip = 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest)) * (1 + n / 16)
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
-        spread = math.sqrt(float(np.expm1(np.minimum(model.covariance(), 300.0)).sum()))
+        spread = math.sqrt(_variance_of_sum(model))
         coarse = model.law(strike, sign, self._resolution.scaled(2.0), (target or 1e-8) / 10)
         start = pilot(coarse.transform, sign, min(spread, strike), abs(strike - n))
         if start is None:

@@ -58,6 +58,8 @@ class Conditional(Accountant):
         if not isinstance(self.optimise_bad_event, bool):
             raise ValueError(f"optimise_bad_event must be True or False, got {self.optimise_bad_event!r}")
         try:
+            if isinstance(self.temperatures, str | bytes):  # whose elements would be taken for numbers
+                raise TypeError
             values = tuple(
                 math.inf if value == math.inf else validation.positive("temperatures", value)
                 for value in self.temperatures

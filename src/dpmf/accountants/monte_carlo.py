@@ -27,6 +27,7 @@ from dpmf.accountants.base import DIRECTIONS, Accountant, Direction, Evaluation,
 from dpmf.mechanism import Mechanism
 
 _MAX_STORED = 20_000_000  # samples whose losses are kept for further ε (16 bytes each); more are drawn again
+_MOST_SAMPLES = 10**10  # hours; more was a slip of the finger
 _CONFIDENCE = 0.99  # of the interval reported with an estimate
 _TRUSTED = 30.0  # effective samples below which the normal approximation is not used for that interval
 _MAX_EPSILON = 1e6
@@ -193,7 +194,9 @@ class MonteCarlo(Accountant):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "samples", validation.integer("samples", self.samples, at_least=1))
+        object.__setattr__(
+            self, "samples", validation.integer("samples", self.samples, at_least=1, at_most=_MOST_SAMPLES)
+        )
         object.__setattr__(self, "seed", validation.integer("seed", self.seed, at_least=0))
         if self.failure_probability is not None:
             p = validation.probability("failure_probability", self.failure_probability)

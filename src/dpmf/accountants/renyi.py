@@ -30,6 +30,7 @@ _MOST_ORDERS = 2000
 _BANDWIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _WIDEST = 32
 _LARGEST_REAL_ORDER = 1e12
+_LARGEST_EPSILON = 1e150  # δ falls with ε, so a bound here serves beyond; products with orders stay in range
 _UPDATES_PER_SECOND = 5e8
 
 
@@ -83,7 +84,7 @@ class Renyi(Accountant):
 
     def __post_init__(self) -> None:
         if self.max_order is not None:
-            validation.integer("max_order", self.max_order, at_least=2)
+            validation.integer("max_order", self.max_order, at_least=2, at_most=int(_LARGEST_REAL_ORDER))
         if self.bandwidth is not None:
             validation.integer("bandwidth", self.bandwidth, at_least=1)
         validation.positive("work_budget", self.work_budget)
@@ -192,6 +193,8 @@ class _OneOrderPerDirection(PreparedAccountant):
         return self._add.divergence(noise_multiplier, order)
 
     def _delta_at_real_order(self, divergence: Callable[[float], float], epsilon: float) -> Evaluation:
+        epsilon = min(epsilon, _LARGEST_EPSILON)
+
         def log_delta(order: float) -> float:
             return float((order - 1) * (divergence(order) - epsilon) + log_conversion_factor(order))
 
@@ -212,7 +215,7 @@ class _OneOrderPerDirection(PreparedAccountant):
             return None
         orders = np.arange(2, most + 1)
         factors = np.asarray(log_conversion_factor(orders))
-        if np.min(factors - (orders - 1) * epsilon) < math.log(delta):
+        if np.min(factors - (orders - 1) * min(epsilon, _LARGEST_EPSILON)) < math.log(delta):
             return None
         least = float(np.min((factors - math.log(delta)) / (orders - 1)))
         return f"orders up to {most} cannot certify epsilon below {least:.4g} at delta = {delta:g}, whatever the noise"
@@ -294,7 +297,7 @@ class MomentOrders(_OneOrderPerDirection):
             return self._delta_at_real_order(lambda a: self._add_divergence(noise_multiplier, a), epsilon)
 
         def log_delta(orders: Array, moments: Array) -> Array:
-            return np.asarray(moments - (orders - 1) * epsilon + log_conversion_factor(orders))
+            return np.asarray(moments - (orders - 1) * min(epsilon, _LARGEST_EPSILON) + log_conversion_factor(orders))
 
         order, value = self._best_order(noise_multiplier, log_delta)
         return Evaluation(_capped(value), self._details(order))

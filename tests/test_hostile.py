@@ -1,0 +1,147 @@
+"""Hostile input, a slice of `python -m soundness fuzz`; and that its judge sees what it is there to see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from soundness import fuzz, hostile_cli, judge, summary
+
+from dpmf import strategies
+
+SEED = 1  # not the one of the committed run
+
+
+@pytest.mark.parametrize(
+    ("target", "count"),
+    [("command lines", 150), ("matrix and coefficient files", 300), ("strategy caches", 60), ("Python arguments", 250)],
+)
+def test_no_fault_in_a_slice(target: str, count: int) -> None:
+    counts, faults = fuzz.run(target, count, SEED)
+    assert faults == []
+    assert counts["cases"] == count
+    # Something of each was refused, or (caches) answered rightly: the inputs reach the code.
+    assert counts["refused"] > count // 3 or target == "strategy caches"
+    assert counts["answered"] > 0
+
+
+def test_every_target_has_a_slice_here() -> None:
+    assert set(fuzz.TARGETS) >= {"command lines", "matrix and coefficient files", "strategy caches", "Python arguments"}
+    assert sum(count for _, count in fuzz.TARGETS.values()) >= 10_000
+
+
+def test_the_committed_run_found_nothing() -> None:
+    found = summary.load()["fuzz"]["targets"]
+    assert sum(one["cases"] for one in found.values()) >= 10_000
+    assert all(one["faults"] == 0 for one in found.values())
+    assert all(one["cases"] == one["answered"] + one["refused"] for one in found.values())
+
+
+# --- the judge -----------------------------------------------------------------------------------------------------
+
+
+def _raise(error: BaseException) -> object:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("call", "verdict"),
+    [
+        (lambda: 1, "answered"),
+        (lambda: _raise(ValueError("x must be 1, got 2")), "refused"),
+        (lambda: _raise(ValueError("two\nlines")), "fault"),
+        (lambda: _raise(ValueError("")), "fault"),
+        (lambda: _raise(KeyError("x")), "fault"),
+        (lambda: _raise(SystemExit(1)), "fault"),
+        (lambda: _raise(RecursionError()), "fault"),
+    ],
+)
+def test_verdicts(call, verdict: str) -> None:
+    assert judge.judged(call, (), lambda answer: None).verdict == verdict
+
+
+def test_a_wrong_answer_is_a_fault() -> None:
+    assert judge.judged(lambda: -1, (), lambda answer: "negative").text == "negative"
+
+
+def test_a_stray_file_is_a_fault(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    assert judge.judged(lambda: (inside / "x").write_text("1"), (inside,), lambda a: None).verdict == "answered"
+    for write in (
+        lambda: (outside / "x").write_text("1"),
+        lambda: (outside / "d").mkdir(),
+        lambda: os.replace(inside / "x", outside / "y"),
+        lambda: (outside / "y").unlink(),
+    ):
+        assert "wrote" in judge.judged(write, (inside,), lambda a: None).text
+
+
+def test_a_hang_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "HANG_SECONDS", 1)
+    with pytest.raises(judge.Hang), judge.watched(1):
+        time.sleep(5)
+
+
+def test_what_is_accepted_wrongly_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [
+        "delta", "--strategy", "dpsgd", "--epochs", "1", "--batches-per-epoch", "2", "--noise-multiplier", "1",
+        "--epsilon", "1", "--accountant", "gaussian", "--json",
+    ]  # fmt: skip
+    assert hostile_cli.run_command(arguments, False, False, tmp_path, None).verdict == "answered"
+    assert hostile_cli.run_command(arguments, True, False, tmp_path, None).verdict == "fault"
+    assert hostile_cli.run_command([*arguments, "--epochs", "x"], True, False, tmp_path, None).verdict == "refused"
+
+
+# --- memory, code and files ----------------------------------------------------------------------------------------
+
+
+def test_nothing_in_a_npy_file_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from soundness.hostile_files import _Bomb
+
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "c.npy", np.array([_Bomb(), 1.0], dtype=object), allow_pickle=True)
+    for read in (strategies.matrix, strategies.coefficients):
+        with pytest.raises(ValueError, match="pickled Python objects"):
+            read(tmp_path / "c.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.npy"]
+
+
+@pytest.mark.parametrize("shape", ["(99999999, 99999999)", "(9999999999999,)"])
+def test_a_header_that_promises_too_much_costs_no_memory(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}"
+    padded = header.ljust(117) + "\n"
+    path = tmp_path / "c.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode() + b"\0" * 64)
+    for read in (strategies.matrix, strategies.coefficients):
+        with pytest.raises(ValueError, match=r"complete \.npy file|must be"):
+            read(path)
+
+
+HUGE = [
+    ["--strategy", "dpsgd", "--epochs", "3000000000", "--batches-per-epoch", "1"],
+    ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "1", "--batches-per-epoch", "90000000"],
+    ["--strategy", "bsr", "--bandwidth", "3000000000", "--epochs", "1", "--batches-per-epoch", "3000000000"],
+]
+
+
+@pytest.mark.parametrize("mechanism", HUGE, ids=lambda words: " ".join(words))
+def test_sizes_are_refused_with_little_memory(mechanism: list[str]) -> None:
+    """In a process that may have 3 GB of addresses; the machine's own memory never decides."""
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30)); "
+        "from dpmf.cli import main; sys.argv[0] = 'dpmf'; main()"
+    )
+    options = ["--noise-multiplier", "1", "--epsilon", "1", "--accountant", "renyi"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, "delta", *mechanism, *options], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "must be at most" in done.stderr
