@@ -44,7 +44,7 @@ def picture(url: str, profile: str) -> bytes:
             if time.monotonic() > end:
                 raise SystemExit("the page did not finish within five minutes")
             time.sleep(0.5)
-        time.sleep(1.0)
+        time.sleep(4.0)
         return driver.get_screenshot_as_png()
     finally:
         driver.quit()

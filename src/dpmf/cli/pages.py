@@ -20,7 +20,7 @@ def explore(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8501,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
     workers: Annotated[int, typer.Option(help="Processes that compute, shared by all tabs.")] = 2,
-    time_limit: Annotated[float, typer.Option(help="Seconds after which a view is shown as far as it got.")] = 120.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds after which a view is shown as far as it got.")] = 180.0,
 ) -> None:
     """A page on this machine to explore strategies, noise multipliers and δ(ε) (needs the extra [web])."""
     from dpmf.web.serve import serve

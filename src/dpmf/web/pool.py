@@ -24,7 +24,7 @@ from dpmf.web.request import Request
 from dpmf.web.view import View
 
 WORKERS = 2
-TIME_LIMIT = 120.0
+TIME_LIMIT = 180.0
 MOST_CLIENTS = 200
 KEPT_VIEWS = 64
 LEASE = 10.0  # seconds a client may be silent

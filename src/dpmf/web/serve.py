@@ -86,7 +86,7 @@ def _open_when_ready(url: str) -> None:
     webbrowser.open(url)
 
 
-def serve(port: int, browser: bool, workers: int = 2, time_limit: float = 120.0) -> None:
+def serve(port: int, browser: bool, workers: int = 2, time_limit: float = 180.0) -> None:
     """Serve the page until interrupted."""
     if importlib.util.find_spec("streamlit") is None:
         raise errors.missing_extra("streamlit", "web", "dpmf explore")

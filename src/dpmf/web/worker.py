@@ -14,7 +14,7 @@ import threading
 from typing import IO, Any
 
 MEMORY = 4 * 2**30
-SECONDS_EACH = 20.0  # for one noise multiplier
+SECONDS_EACH = 45.0  # for one noise multiplier
 
 
 def limit_memory() -> None:

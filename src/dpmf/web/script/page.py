@@ -31,7 +31,7 @@ _LABELS = {
     "coefficients": "Coefficients, typed in",
 }
 _LONGEST_ADDRESS = 2000
-_STEP = 0.4  # seconds between two looks at the pool
+_STEP, _LONGEST_STEP = 0.25, 1.0  # seconds between two looks at the pool: at first, and when it takes long
 
 
 def _from_address(name: str, default: str) -> str:
@@ -138,6 +138,7 @@ def _follow(pool: Pool, client: str, request: Request) -> None:
     status, body = st.empty(), st.empty()
     recipe = Recipe.of(request)
     shown: View | None = None
+    step = _STEP
     while True:
         snapshot = pool.watch(client, request)
         if snapshot.view is not None and (snapshot.view != shown or snapshot.finished):
@@ -147,7 +148,8 @@ def _follow(pool: Pool, client: str, request: Request) -> None:
         if snapshot.finished:
             break
         _status(status, snapshot)
-        time.sleep(_STEP)
+        time.sleep(step)
+        step = min(1.1 * step, _LONGEST_STEP)
     if snapshot.state == "done":
         status.success(f"finished in {snapshot.seconds:.1f} s")
     else:
