@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint setup benchmark figures soundness fuzz clean help
+.PHONY: demo test lint setup benchmark figures soundness fuzz docs clean help
 
 help:
 	@echo "make demo       install, calibrate a few mechanisms, print a table, draw a picture (demo-output/)"
@@ -15,6 +15,7 @@ help:
 	@echo "make soundness  100,000 bounds against the truth, and docs/soundness.md; it resumes, too"
 	@echo "make fuzz       10,000 pieces of hostile input"
 	@echo "make figures    every figure of the paper, and docs/results.md; interrupt it when you like, it resumes"
+	@echo "make docs       the documentation site (build/site/index.html)"
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("dpmf needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
@@ -54,7 +55,7 @@ benchmark: $(VENV)/.full
 $(VENV)-random-allocation/.figures: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-random-allocation
 	@$(VENV)-random-allocation/bin/pip install --quiet --editable '.[random-allocation,experiments]'
-	@touch $@
+	@touch $@ $(VENV)-random-allocation/.ready
 
 figures: $(VENV)/.full $(VENV)-random-allocation/.figures
 	$(VENV)-random-allocation/bin/dpmf-experiments run --only random-allocation
@@ -63,6 +64,10 @@ figures: $(VENV)/.full $(VENV)-random-allocation/.figures
 	$(BIN)/dpmf-experiments export
 	$(BIN)/dpmf-experiments plot
 	$(BIN)/dpmf-experiments report
+
+# The theme announces its successor in every run.
+docs: $(VENV)/.full
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 soundness: $(VENV)/.full
 	$(BIN)/python -m soundness

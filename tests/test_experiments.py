@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -17,7 +18,7 @@ import pytest
 
 import dpmf
 from dpmf.accountants import Renyi
-from dpmf_experiments import backends, draw, engine, figures, fingerprint, quantities
+from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities
 from dpmf_experiments.spec import Cell, Line, MechanismSpec, accountant, accountant_of, mechanism_of
 from dpmf_experiments.store import Record, Store, export, read_export
 
@@ -450,3 +451,68 @@ def test_list_names_every_figure() -> None:
     cells = command("list", "fig-main", "--cells", "--only", "bsr4")
     assert all("bsr4" in line for line in cells.stdout.splitlines()[1:])
     assert len(cells.stdout.splitlines()) - 1 == 72
+
+
+# --- what is committed -----------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[Cell, Record]:
+    return read_export(DOCS / "data" / "results.json")
+
+
+def test_every_cell_of_every_figure_is_in_the_data(committed: dict[Cell, Record]) -> None:
+    wanted = {one for figure in figures.catalogue().values() for one in figure.cells()}
+    assert wanted == set(committed)
+
+
+def test_the_page_is_made_from_the_data(committed: dict[Cell, Record]) -> None:
+    results = {one: record.result or {} for one, record in committed.items()}
+    assert page.page(list(figures.catalogue().values()), results) == (DOCS / "results.md").read_text()
+
+
+def test_every_figure_is_there_as_pixels_and_for_print() -> None:
+    wanted = {f"{name}{suffix}" for name in figures.catalogue() for suffix in (".png", ".pdf")}
+    found = {path.name: path.stat().st_size for path in (DOCS / "figures").iterdir()}
+    assert set(found) == wanted
+    assert sum(found.values()) < 6 * 2**20
+
+
+def test_no_bound_of_dpmf_is_below_the_certified_lower_bound(committed: dict[Cell, Record]) -> None:
+    """Across all figures: upper bounds are above the lower bound at the same target, and the estimates near it."""
+    lower = {}
+    for one, record in committed.items():
+        if one.quantity == "sigma-lower":
+            parameters = one.parameters
+            lower[str(parameters["mechanism"]), parameters["epsilon"]] = record.result["sigma"]  # type: ignore[index]
+    checked = 0
+    for one, record in committed.items():
+        parameters = one.parameters
+        if one.quantity == "sigma" and parameters["direction"] == "both" and record.result["sigma"]:  # type: ignore[index]
+            least = lower[str(parameters["mechanism"]), parameters["epsilon"]]
+            slack = 0.99 if parameters["accountant"]["name"] == "monte-carlo" else 1.0
+            assert record.result["sigma"] >= slack * least, one.name  # type: ignore[index]
+            checked += 1
+    assert checked > 200
+
+
+def test_a_number_computed_again_is_the_same(committed: dict[Cell, Record]) -> None:
+    """A cheap one of several kinds: the data is not from another version of the code."""
+    for one in (
+        figures.sigma_cell(figures.DPSGD_100, figures.tight(figures.DPSGD_100), 1.0),
+        figures.sigma_cell(figures.DPSGD_1000, figures.RENYI, 2.0),
+        figures.sigma_cell(figures.BSR_4, figures.PAPER_RENYI, 4.0),
+        figures.lower_cell(figures.DPSGD_100, 1.0),
+    ):
+        again = quantities.QUANTITIES[one.quantity](**one.parameters)
+        assert again["sigma"] == pytest.approx(committed[one].result["sigma"], rel=3e-3), one.name  # type: ignore[index]
+
+
+def test_benchmarks_page_is_made_from_the_data() -> None:
+    from benchmarks import _page
+
+    data = json.loads(_page.DATA.read_text())
+    assert _page.page(data) == _page.PAGE.read_text()
+    assert _page.PICTURE.exists()

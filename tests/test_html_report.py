@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpmf
+from dpmf import cli
 from dpmf.web.document import html
 from dpmf.web.pictures import drawn
 from dpmf.web.recipe import Recipe
@@ -21,9 +21,13 @@ MECHANISM = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "1", "--batche
 TARGET = ["--epsilon", "2", "--delta", "1e-5"]
 
 
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpmf.cli", "report", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+def run(*words: str) -> int:
+    """The exit status of `dpmf report`, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["dpmf", "report", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0)
 
 
 class Elements(HTMLParser):
@@ -53,9 +57,7 @@ class Elements(HTMLParser):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("report")
-    done = run(*MECHANISM, *TARGET, "--accountant", "gaussian,renyi", "--output", "r.html", cwd=directory)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "wrote r.html\n"
+    assert run(*MECHANISM, *TARGET, "--accountant", "gaussian,renyi", "--output", str(directory / "r.html")) == 0
     assert [path.name for path in directory.iterdir()] == ["r.html"]
     return (directory / "r.html").read_text()
 
@@ -119,12 +121,15 @@ def test_a_view_without_any_noise_multiplier_is_still_a_report() -> None:
         (["--output", "r.html", "--direction", "sideways"], "--direction must be one of"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_no_file(words: list[str], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_and_no_file(
+    words: list[str], message: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
     (tmp_path / "d.html").mkdir()
-    done = run(*MECHANISM, *TARGET, *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("dpmf: ")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    assert run(*MECHANISM, *TARGET, *words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("dpmf: ")
+    assert message in said.err
+    assert said.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["d.html"]

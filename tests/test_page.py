@@ -166,6 +166,16 @@ def test_views_grow_and_say_what_is_next() -> None:
     assert grown[-1].curve_noise == 2.0
 
 
+def test_a_calibration_that_ran_out_of_time_says_so() -> None:
+    mechanism = Request("bsr", 1, 10, 2.0, 1e-5, bandwidth=2).mechanism()
+    view = last_view(mechanism, accountants=("renyi", "chain"), time_budget=1e-9)
+    closed = dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5, accountant="gaussian")
+    for row in view.rows:
+        assert row.noise_multiplier <= closed.noise_multiplier * 1.001
+        assert "time ran out" in row.note
+    assert all(row.note == "" for row in last_view(mechanism, accountants=("gaussian",), time_budget=60.0).rows)
+
+
 def test_a_large_gram_matrix_is_shown_by_blocks() -> None:
     mechanism = Request("bsr", 1, 300, 2.0, 1e-5, bandwidth=8).mechanism()
     view = next(v for v in views(mechanism, 2.0, 1e-5) if v.gram)

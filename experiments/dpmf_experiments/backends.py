@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 
 from dpmf.errors import missing_extra
@@ -68,6 +69,8 @@ def on_cores(cells: Sequence[Cell], jobs: int) -> Iterator[Record]:
     if jobs > 1:
         task = joblib.delayed(_compute_in_worker)
         pool = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch=jobs)
+        # Workers that have grown large are replaced by joblib, which is none of the user's business.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
         try:
             for record in pool(task(cell, os.getpid()) for cell in cells):
                 del rest[record.cell]

@@ -61,12 +61,14 @@ def list_(
     full: Full = False,
 ) -> None:
     """The figures, and how many cells each has."""
-    for figure in _figures(names, full):
-        chosen = _cells([figure], only) if cells or only else list(figure.cells())
-        print(f"{figure.name:20} {len(chosen):4} cells  {figure.title}")
-        if cells:
-            for cell in chosen:
-                print(f"    {cell.name}")
+    figures = _figures(names, full)
+    wanted = set(_cells(figures, only))
+    for figure in figures:
+        chosen = [cell for cell in figure.cells() if cell in wanted]
+        if chosen:
+            print(f"{figure.name:20} {len(chosen):4} cells  {figure.title}")
+        for cell in chosen if cells else ():
+            print(f"    {cell.name}")
 
 
 @app.command()

@@ -28,6 +28,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "conditional": {"color": _RED, "linestyle": _DASHED, "marker": "s"},
     "conditional-next": {"color": _ORANGE, "linestyle": _SHORT, "marker": "P"},
     "monte-carlo": {"color": "0.0", "linestyle": "none", "marker": "x"},
+    "sampled": {"color": "0.0", "linestyle": _LONG, "marker": "x"},
     "tight": {"color": _GREEN, "linestyle": _DASHDOT, "marker": "^"},
     "lower": {"color": "0.45", "linestyle": _DOTTED, "marker": ""},
     "peer": {"color": _PINK, "linestyle": _SHORT, "marker": "D"},

@@ -11,3 +11,7 @@ class MissingExtraError(ImportError):
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     return MissingExtraError(f"{purpose} needs {package}: pip install 'dpmf[{extra}]'")
+
+
+class TrainingError(RuntimeError):
+    """Going on would no longer be the mechanism that was accounted for, or training cannot go on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,22 @@ from dpmf.strategies.base import Array
 
 _LEAST_RATE, _TOP_RATE = 1e-5, 5.0
 _FEWEST = 24  # indices in a block up to which every pair is a constraint from the start
+_LONGEST, _LENGTHS = 300, 2  # of blocks, and how many lengths are tried
 _MOST_RAISED = 1.3  # a fit that has to be raised by more is no fit
 
 
 class _BlockFit:
-    """Loads, logarithms of the chain's deviations and rates −log ρ, all piecewise linear in the index.
+    """Right loads, logarithms of the chain's deviations and rates −log ρ, all piecewise linear in the index.
 
-    Pinned: right loads, logarithms, rates, the rate from the separator to the first index.
-    Free: left loads (the right ones are their mirror image), and symmetric logarithms and rates.
+    The last parameter is the rate from the separator to the first index.
     """
 
-    def __init__(self, lags: Array, length: int, emphasis: float, pinned: bool) -> None:
-        self._pinned, n = pinned, length
-        self._n, self._scale = n, float(lags[0])
-        g = np.concatenate((lags[: len(lags) // 2 + 1] / lags[0], np.zeros(2 * n)))
+    def __init__(self, lags: Array, length: int, emphasis: float) -> None:
+        self._n, self._scale = length, float(lags[0])
+        n = length
+        # Of two blocks on a ring, each pair is linked twice: once within half the ring.
+        reach = len(lags) if len(lags) > 2 * n else len(lags) // 2 + 1
+        g = np.concatenate((lags[:reach] / lags[0], np.zeros(2 * n)))
         i = np.arange(n)
         self._within, self._across = g[np.abs(i[:, None] - i)], g[n + i - i[:, None]]
         self._weight_within = np.exp(emphasis * self._within)
@@ -35,43 +38,31 @@ class _BlockFit:
         self._low, self._high = np.minimum.outer(i, i).ravel(), np.maximum.outer(i, i).ravel()
         self._upper = np.triu_indices(n, 1)
         self._linked = np.nonzero(self._across > 0)
-        place = i / max(1, n - 1)
-        self._basis = _hats(place, _knots(n, both=True))
-        self._k = self._basis.shape[1]
-        steps = (np.arange(n - 1) + 0.5) / max(1, n - 1)
-        if pinned:
-            self._logs, rates = self._basis, _hats(steps, _knots(n, both=True))
-        else:
-            self._logs = _hats(2 * np.minimum(place, 1 - place), _knots(n // 2 + 1, both=False))
-            rates = _hats(2 * np.minimum(steps, 1 - steps), _knots(n // 2 + 1, both=False))
-        self._path = np.concatenate((np.zeros((1, rates.shape[1])), np.cumsum(rates, axis=0)))
-
-    def _split(self, p: Array) -> tuple[Array, Array, Array, float]:
-        k, logs = self._k, self._logs.shape[1]
-        first = float(p[-1]) if self._pinned else 0.0
-        return p[:k], p[k : k + logs], p[k + logs : k + logs + self._path.shape[1]], first
+        knots = _knots(n)
+        self._k = len(knots)
+        self._basis = _hats(i / (n - 1), knots)
+        rates = _hats((np.arange(n - 1) + 0.5) / (n - 1), knots)
+        self._path = np.concatenate((np.zeros((1, self._k)), np.cumsum(rates, axis=0)))
 
     def _parts(self, p: Array) -> tuple[Array, Array, Array, Array]:
-        """Left and right loads (the left ones as carried by a pinned chain), A and B with chain covariance e^(A+B)."""
-        loads, logs, rates, first = self._split(p)
-        levels, path = self._logs @ logs, self._path @ rates
-        load = self._basis @ loads
-        left = np.exp(levels - path - first) if self._pinned else load
-        return left, load if self._pinned else load[::-1], levels + path, levels - path
+        """What the chain carries of the left separator, right loads, A and B with chain covariance e^(A_i + B_j)."""
+        loads, logs, rates = p[:-1].reshape(3, self._k)
+        levels, path = self._basis @ logs, self._path @ rates
+        return np.exp(levels - path - p[-1]), self._basis @ loads, levels + path, levels - path
 
     def covariances(self, p: Array) -> tuple[Array, Array]:
         """Inside a block (without nuggets), and of a block with the next one."""
-        left, right, a, b = self._parts(p)
-        chain = np.exp(np.clip(a[self._low] + b[self._high], -60.0, 4.0)).reshape(self._n, self._n)
-        inside = chain + np.outer(right, right)
-        if not self._pinned:
-            inside += np.outer(left, left)
-        return inside, np.outer(right, left)
+        carried, right, a, b = self._parts(p)
+        return self._chain(a, b) + np.outer(right, right), np.outer(right, carried)
+
+    def _chain(self, a: Array, b: Array) -> Array:
+        return np.exp(np.clip(a[self._low] + b[self._high], -60.0, 4.0)).reshape(self._n, self._n)
 
     def cost(self, p: Array) -> tuple[float, Array]:
-        left, right, a, b = self._parts(p)
-        chain = np.exp(np.clip(a[self._low] + b[self._high], -60.0, 4.0)).reshape(self._n, self._n)
-        inside, between = self.covariances(p)
+        """Weighted sum of covariances, where a diagonal below that of G costs nothing, and its gradient."""
+        carried, right, a, b = self._parts(p)
+        chain = self._chain(a, b)
+        inside, between = chain + np.outer(right, right), np.outer(right, carried)
         weight = self._weight_within.copy()
         own = np.diagonal(weight).copy()
         over = np.diagonal(inside) - 1
@@ -81,65 +72,41 @@ class _BlockFit:
         total += float(own @ (1 + 0.5 * (over + root)))
         np.fill_diagonal(weight, own * 0.5 * (1 + over / root))
         slope = (weight * chain).ravel()
+        by_carried = 2 * (self._weight_across.T @ right) * carried
         by_a = np.bincount(self._low, slope, self._n)
-        by_b = np.bincount(self._high, slope, self._n)
-        by_right = 2 * weight @ right + 2 * self._weight_across @ left
-        by_left = 2 * self._weight_across.T @ right
-        if self._pinned:
-            by_b = by_b + by_left * left
-            parts = [self._basis.T @ by_right, self._logs.T @ (by_a + by_b), self._path.T @ (by_a - by_b)]
-            parts.append(np.array([-float(by_left @ left)]))
-        else:
-            by_left = by_left + 2 * weight @ left
-            parts = [self._basis.T @ (by_left + by_right[::-1]), self._logs.T @ (by_a + by_b)]
-            parts.append(self._path.T @ (by_a - by_b))
-        return total / self._n, np.concatenate(parts) / self._n
+        by_b = np.bincount(self._high, slope, self._n) + by_carried
+        by_right = 2 * weight @ right + 2 * self._weight_across @ carried
+        parts = self._basis.T @ by_right, self._basis.T @ (by_a + by_b), self._path.T @ (by_a - by_b)
+        return total / self._n, np.concatenate((*parts, [-by_carried.sum()])) / self._n
 
     def _slack(self, p: Array, pairs: tuple[Any, Any], links: tuple[Any, Any]) -> Array:
         inside, between = self.covariances(p)
         return 10 * np.concatenate(((inside - self._within)[pairs], (between - self._across)[links]))
 
     def _slack_slope(self, p: Array, pairs: tuple[Any, Any], links: tuple[Any, Any]) -> Array:
-        left, right, a, b = self._parts(p)
-        basis, logs, path = self._basis, self._logs, self._path
+        carried, right, a, b = self._parts(p)
+        basis, path = self._basis, self._path
         i, j = pairs
         chain = np.exp(np.clip(a[i] + b[j], -60.0, 4.0))[:, None]
-        mirror = basis[::-1]
-        if self._pinned:
-            loads = basis[i] * right[j, None] + basis[j] * right[i, None]
-        else:
-            loads = basis[i] * left[j, None] + basis[j] * left[i, None]
-            loads = loads + mirror[i] * right[j, None] + mirror[j] * right[i, None]
-        inside = [loads, chain * (logs[i] + logs[j]), chain * (path[i] - path[j])]
+        loads = basis[i] * right[j, None] + basis[j] * right[i, None]
+        inside = loads, chain * (basis[i] + basis[j]), chain * (path[i] - path[j]), np.zeros((len(i), 1))
         k, m = links
-        if self._pinned:
-            value = (right[k] * left[m])[:, None]
-            between = [basis[k] * left[m, None], value * logs[m], -value * path[m], -value]
-            inside.append(np.zeros((len(i), 1)))
-        else:
-            rest = np.zeros((len(k), logs.shape[1] + path.shape[1]))
-            between = [mirror[k] * left[m, None] + basis[m] * right[k, None], rest]
+        value = (right[k] * carried[m])[:, None]
+        between = basis[k] * carried[m, None], value * basis[m], -value * path[m], -value
         return 10 * np.concatenate((np.concatenate(inside, axis=1), np.concatenate(between, axis=1)))
 
-    def _start(self) -> Array:
-        n = self._n
-        middle = n // 2
-        rate = -math.log(float(self._within[0, middle]) + 0.02) / max(1, middle)
-        i = np.arange(n)
-        falling = 0.8 * np.exp(-2.0 * i / n)
-        load = np.maximum(np.linalg.lstsq(self._basis, falling[::-1] if self._pinned else falling, rcond=None)[0], 0.05)
-        count, rates = self._logs.shape[1], self._path.shape[1]
-        if self._pinned:
-            levels = 0.5 * math.log(0.5) + np.zeros(count)
-            return np.concatenate((load, levels, np.full(rates, rate), [0.1]))
-        return np.concatenate((load, np.full(count, 0.5 * math.log(0.45)), np.full(rates, max(rate, 0.05))))
+    def start(self) -> Array:
+        n, middle = self._n, self._n // 2
+        rate = -math.log(float(self._within[0, middle]) + 0.02) / middle
+        rising = 0.8 * np.exp(-2.0 * np.arange(n)[::-1] / n)
+        load = np.maximum(np.linalg.lstsq(self._basis, rising, rcond=None)[0], 0.05)
+        return np.concatenate((load, np.full(self._k, 0.5 * math.log(0.5)), np.full(self._k, rate), [0.1]))
 
-    def solve(self) -> Array | None:
+    def solve(self, start: Array) -> Array | None:
         """Sequential quadratic programming on a sample of pairs, to which those violated most are added."""
-        n, p = self._n, self._start()
-        rates, first = self._path.shape[1], [(1e-3, _TOP_RATE)] if self._pinned else []
-        bounds = [(0.0, 2.0)] * self._k + [(-12.0, 1.0)] * self._logs.shape[1]
-        bounds += [(_LEAST_RATE, _TOP_RATE)] * rates + first
+        n, p = self._n, start
+        bounds = [(0.0, 2.0)] * self._k + [(-12.0, 1.0)] * self._k
+        bounds += [(_LEAST_RATE, _TOP_RATE)] * self._k + [(1e-3, _TOP_RATE)]
         i, j = self._upper
         k, m = self._linked
         used, linked = np.ones(len(i), dtype=bool), np.ones(len(k), dtype=bool)
@@ -162,9 +129,10 @@ class _BlockFit:
                 return None
             p = np.clip(np.asarray(found.x), [b[0] for b in bounds], [b[1] for b in bounds])
             inside, between = self.covariances(p)
-            short, parted = (self._within - inside)[self._upper], (self._across - between)[self._linked]
+            short = ((self._within - inside) / (self._within + 0.02))[self._upper]
+            parted = ((self._across - between) / (self._across + 0.02))[self._linked]
             worst, farthest = np.argsort(-short)[:60], np.argsort(-parted)[:60]
-            worst, farthest = worst[short[worst] > 5e-4], farthest[parted[farthest] > 5e-4]
+            worst, farthest = worst[short[worst] > 1e-3], farthest[parted[farthest] > 1e-3]
             if len(worst) + len(farthest) == 0:
                 break
             used[worst] = True
@@ -172,45 +140,48 @@ class _BlockFit:
         return p
 
     def model(self, p: Array, blocks: int, closed: bool) -> RenewalModel:
-        loads, logs, rates, first = self._split(p)
-        root, n = math.sqrt(self._scale), self._n
-        load = self._basis @ loads * root
-        deviations = np.exp(self._logs @ logs) * root
-        correlations = np.concatenate(
-            ([math.exp(-first) if self._pinned else 0.0], np.exp(-np.diff(self._path @ rates)))
-        )
-        left = np.zeros(n) if self._pinned else load
-        if not self._pinned:  # mirror images to the last bit, so that the law may use it
-            deviations = np.maximum(deviations, deviations[::-1])
-            correlations[1:] = np.maximum(correlations[1:], correlations[:0:-1])
-        right = load if self._pinned else load[::-1].copy()
-        return RenewalModel(left, right, deviations, correlations, np.zeros(n), blocks, closed)
+        loads, logs, rates = p[:-1].reshape(3, self._k)
+        root = math.sqrt(self._scale)
+        correlations = np.exp(-np.concatenate((p[-1:], np.diff(self._path @ rates))))
+        deviations = np.exp(self._basis @ logs) * root
+        return RenewalModel(self._basis @ loads * root, deviations, correlations, np.zeros(self._n), blocks, closed)
 
 
-def _knots(n: int, both: bool) -> Array:
+def _knots(n: int) -> Array:
     """Places in [0, 1] of knots, dense at the borders of a block of n indices: all of them where they are few."""
     if n <= 14:
-        return np.arange(n) / max(1, n - 1)
-    fixed = np.array([0.0, 0.02, 0.06, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0])
-    places = [fixed, [1 / (n - 1)]]
-    if both:
-        places += [[0.94, 0.98, 1 - 1 / (n - 1)]]
-    return np.unique(np.round(np.concatenate(places) * (n - 1))) / (n - 1)
+        return np.asarray(np.arange(n) / (n - 1))
+    inner = np.array([0.0, 0.02, 0.06, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.94, 0.98, 1.0])
+    places = np.concatenate((inner, [1 / (n - 1), 1 - 1 / (n - 1)]))
+    return np.unique(np.round(places * (n - 1))) / (n - 1)
 
 
 def _hats(place: Array, knots: Array) -> Array:
     return np.stack([np.interp(place, knots, row) for row in np.eye(len(knots))], axis=1)
 
 
-def renewal_blocks(gram: Array, emphasis: float, pinned: bool, lengths: list[int]) -> RenewalModel | None:
+def block_lengths(width: int, b: int) -> list[int]:
+    """Lengths worth trying for a ring (or line) of b indices whose covariance ends before lag `width`.
+
+    Two indices of blocks that are not adjacent are at least L + 1 apart, so L ≥ width − 1 covers all pairs.
+    """
+    least = max(3, width - 1)
+    found = {b // blocks for blocks in range(3, b // least + 1)} if least <= _LONGEST else set()
+    near = sorted((x for x in found if x <= 2 * least), key=lambda x: abs(x / least - 1.2) + 2 * (b % x) / b)
+    return near[:_LENGTHS]
+
+
+def renewal_blocks(gram: Array, emphasis: float, lengths: list[int]) -> RenewalModel | None:
     """The best fit over some block lengths; None where no fit is good enough.
 
     **Formal guarantees.** As for `separators`: the covariance, computed from the numbers returned, is at least the
     circulant majorant of G in every entry, on the ring of whole blocks that is left after at most L − 1 indices are
-    dropped.
+    dropped (the Toeplitz majorant of a G that does not wrap, on a line, where none has to be dropped).
     """
     g = lags_of(gram)
     b = len(g)
+    linear = np.array([np.diagonal(gram, d).max() for d in range(b)])
+    wraps = bool(np.any(linear[b // 2 + 1 :] > 0))
     best: tuple[float, RenewalModel] | None = None
     for length in lengths:
         blocks = b // length
@@ -219,14 +190,24 @@ def renewal_blocks(gram: Array, emphasis: float, pinned: bool, lengths: list[int
         near = np.minimum(d, kept - d)
         lags = np.maximum(g[near], g[np.minimum(near + b - kept, kept - near)])
         lags[0] = g[0]
-        fit = _BlockFit(lags, length, emphasis, pinned)
-        solution = fit.solve()
-        model = None if solution is None else _dominating(fit.model(solution, blocks, True), lags)
-        if model is not None:
+        closed = wraps or kept < b
+        lags = lags if closed else linear
+        for model in _fits(lags, length, emphasis, blocks, closed):
             cost = cost_of(model, lags, emphasis) * b / kept
             if best is None or cost < best[0]:
                 best = (cost, model)
     return None if best is None else best[1]
+
+
+def _fits(lags: Array, length: int, emphasis: float, blocks: int, closed: bool) -> list[RenewalModel]:
+    """Solutions from a plain start and, for an emphasis, from that without: the solver does not always converge."""
+    plain = _BlockFit(lags, length, 0.0)
+    found = [plain.solve(plain.start())]
+    if emphasis > 0:
+        fit = _BlockFit(lags, length, emphasis)
+        found += [fit.solve(start) for start in (fit.start(), found[0]) if start is not None]
+    models = [_dominating(plain.model(p, blocks, closed), lags) for p in found if p is not None]
+    return [model for model in models if model is not None]
 
 
 def cost_of(model: RenewalModel, lags: Array, emphasis: float) -> float:
@@ -239,29 +220,33 @@ def cost_of(model: RenewalModel, lags: Array, emphasis: float) -> float:
 
 def _targets(model: RenewalModel, lags: Array) -> list[tuple[int, Array]]:
     i = np.arange(model.length)
-    offsets = range(model.blocks)
-    return [(o, lags[(o * model.length + i - i[:, None]) % len(lags)]) for o in offsets]
+    return [(o, lags[np.abs(o * model.length + i - i[:, None])]) for o in range(model.blocks)]
 
 
 def _dominating(model: RenewalModel, lags: Array) -> RenewalModel | None:
     """The model raised until it dominates the circulant matrix of these lags; None where that takes too much."""
-    factor = 1.0
-    for offset, target in _targets(model, lags):
-        needed = target > 0
-        if offset == 0:
-            np.fill_diagonal(needed, False)
-        covariance = model.block_covariance(offset)
-        if not np.all(covariance[needed] > 0):
+    for offsets in (range(1, model.blocks), (0,)):  # first the links, through the right loads alone, then the rest
+        factor = 1.0
+        for offset, target in _targets(model, lags):
+            if offset not in offsets:
+                continue
+            needed = target > 0
+            if offset == 0:
+                np.fill_diagonal(needed, False)
+            covariance = model.block_covariance(offset)
+            if not np.all(covariance[needed] > 0):
+                return None
+            if needed.any():
+                factor = max(factor, float((target[needed] / covariance[needed]).max()))
+        if not factor < _MOST_RAISED:
             return None
-        if needed.any():
-            factor = max(factor, float((target[needed] / covariance[needed]).max()))
-    if not factor < _MOST_RAISED:
-        return None
-    model = model.scaled(math.sqrt(factor * (1 + 2 * MARGIN)))
+        if offsets == (0,):
+            model = model.scaled(math.sqrt(factor * (1 + 2 * MARGIN)))
+        elif factor > 1:
+            model = replace(model, right=model.right * factor * (1 + 2 * MARGIN))
     own, top = model.variances()[: model.length], float(lags[0]) * (1 + MARGIN)
     nuggets = np.maximum(top - own, 0.0) * (1 + MARGIN) + MARGIN * top
-    loads = model.left, model.right, model.deviations, model.correlations
-    model = RenewalModel(*loads, nuggets, model.blocks, model.closed)
+    model = replace(model, nuggets=nuggets)
     for offset, target in _targets(model, lags):
         if not np.all(model.block_covariance(offset) >= target * (1 + 0.5 * MARGIN)):
             return None

@@ -141,9 +141,22 @@ class Tree:
     def scaled(self, factor: float) -> Tree:
         return Tree(self.b, self.first, self.levels, self.weights * factor)
 
+    def mean_entry(self) -> float:
+        """The mean of all entries, of any rotation: Σ_l w_l·Σ_B |B|²/b²."""
+        squares = (sum(count * size * size for size, count in level.sizes()) for level in self.levels)
+        return sum(float(w) * square / self.b**2 for w, square in zip(self.weights, squares, strict=True))
 
-def dominating_tree(lags: Array, b: int, first: int, emphasis: float) -> Tree:
+    def without_shared(self) -> tuple[float, Tree]:
+        """The weight of the whole ring, and the tree without it."""
+        weights = self.weights.copy()
+        weights[0] = 0.0
+        return float(self.weights[0]), Tree(self.b, self.first, self.levels, weights)
+
+
+def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: float = 0.0) -> Tree:
     """The tree whose rotations' average is at least `lags`, with the least Σ_d e^(emphasis·g_d/g_0)·c_d.
+
+    At least the share `shared` of g_0 is given to the whole ring.
 
     **Formal guarantees.** A linear program on some of the lags, to which those that it violates are added; the weights
     are then raised until c_d ≥ lags_d·(1 + 10⁻¹²) at every lag, computed from the very numbers that are returned.
@@ -156,8 +169,9 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float) -> Tree:
     cost /= cost.max()
     chosen = np.unique(np.concatenate((d[:64], np.geomspace(1, len(d), _FEW_LAGS).astype(np.int64) - 1)))
     weights = np.eye(len(levels))[0] * target.max()
+    bounds = [(shared, None)] + [(0.0, None)] * (len(levels) - 1)
     for _ in range(8):
-        found = linprog(cost, A_ub=-table[chosen], b_ub=-target[chosen], bounds=(0, None), method="highs")
+        found = linprog(cost, A_ub=-table[chosen], b_ub=-target[chosen], bounds=bounds, method="highs")
         if found.status != 0:
             break
         weights = np.maximum(np.asarray(found.x), 0.0)

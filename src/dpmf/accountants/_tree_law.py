@@ -199,6 +199,8 @@ class Fineness:
 
 def tree_law(tree: Tree, fineness: Fineness) -> GridLaw:
     """The law of T = Σ a_i for the tree's covariance (already divided by σ²), E T = b."""
+    if tree.variance == 0:
+        return GridLaw(math.log(max(tree.b, 2)), int(tree.b > 1), np.ones(1), 0.0, np.zeros(4))
     while True:
         try:
             law = _TreeLaw(tree, fineness).root()

@@ -2,14 +2,15 @@
 
 E f(A) is convex as a function of the Gram matrix where f'', f''', f'''' ≥ 0 (docs/theory/cascade.md). So a Gram matrix
 that lies below an average of rotations of one tree-structured matrix has an E f(A) below that of the tree, whose law
-takes log b steps. f(a) = a^α gives Rényi orders; f(a) = 4/27·η⁻²·((a − γ + η)_+)³ ≥ (a − γ)_+ bounds δ(ε) itself.
+takes log b steps. f(a) = a^α gives Rényi orders; f(a) = 4/27·η⁻²·((a − γ + η)_+)³ ≥ (a − γ)_+ bounds δ(ε) itself, and
+where all indices share a factor there are payoffs that lose less (`_smoothed_option`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from scipy.optimize import minimize_scalar
 
 from dpmf import validation
 from dpmf.accountants._lattice_weights import FLOOR, UNIT, gaussian_delta
+from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant
 from dpmf.accountants._tree_law import Fineness, GridLaw, rounding_of, tree_law
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
@@ -27,14 +29,15 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 
 _LARGEST_EPSILON = 100.0
-_LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 60.0  # of G/σ²; outside, the closed forms answer
+_LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 25.0  # of G/σ²; outside, the closed forms answer
 _NEGLIGIBLE = 1e-100
 _MOST_DECADES = 120
 _LAWS_KEPT = 4
+_LEAST_SHARED = 0.003  # of the variance of A, roughly
 _SLIP = 1e-11  # relative error of positions: 4u for each of at most 2·20 operations along a path, and exponents' own
 _RENYI_WORK = 1e8
 _FIRSTS = (2, 3, 5, 7, 9, 11, 13, 15)
-_EMPHASES = (0.0, 3.0)
+_FITS = ((0.0, 0.0), (3.0, 0.0), (0.0, 0.01), (3.0, 0.1), (3.0, 0.2))  # emphasis, least share of the whole ring
 _FEW_TREES = 5000  # batches beyond which a tree takes seconds
 
 
@@ -71,10 +74,10 @@ class Cascade(Accountant):
         lags = lag_majorant(mechanism)
         trees = _promising_trees(lags, b)
         members: list[PreparedAccountant] = [_Cubic(mechanism, self, tree) for tree in trees]
-        best = min(trees, key=_entries)
+        best = min(trees, key=lambda tree: tree.mean_entry())
         table = TreeMoments(best)
         orders = Renyi().orders_within(table, _RENYI_WORK)
-        add = AddOrders(best.variance * (1 + 1e-12), _entries(best))
+        add = AddOrders(best.variance * (1 + 1e-12), best.mean_entry() * (1 + 1e-12))
         return Portfolio(
             self.name,
             mechanism,
@@ -83,26 +86,18 @@ class Cascade(Accountant):
 
 
 def _promising_trees(lags: Array, b: int) -> list[Tree]:
-    """A few trees, all of them above G on average; block lengths b/(first·2^j) are at most 12 % apart."""
+    """A few trees, all of them above G on average; block lengths b/(first·2^j) are at most 12 % apart.
+
+    Giving some weight to the whole ring costs variance, but a smoothed option loses less than a cubic one.
+    """
     found: list[Tree] = []
-    for emphasis in _EMPHASES:
-        fitted = [dominating_tree(lags, b, first, emphasis) for first in _FIRSTS if first <= max(b, 2)]
-        for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[: 3 if b <= _FEW_TREES else 1]:
+    for emphasis, shared in _FITS:
+        fitted = [dominating_tree(lags, b, first, emphasis, shared) for first in _FIRSTS if first <= max(b, 2)]
+        kept = 3 if b <= _FEW_TREES and shared == 0.0 else 1
+        for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[:kept]:
             if not any(t.first == tree.first and np.allclose(t.weights, tree.weights, rtol=1e-3) for t in found):
                 found.append(tree)
     return found
-
-
-def _entries(tree: Tree) -> float:
-    """The mean of all entries of the average over rotations: Σ_l w_l·Σ_B |B|²/b², rounded up."""
-    return (
-        sum(
-            float(w) * sum(count * size * size for size, count in level.sizes())
-            for w, level in zip(tree.weights, tree.levels, strict=True)
-        )
-        / tree.b**2
-        * (1 + 1e-12)
-    )
 
 
 class _RemoveOnly(PreparedAccountant):
@@ -118,6 +113,9 @@ class _Cubic(_RemoveOnly):
     def __init__(self, mechanism: Mechanism, options: Cascade, tree: Tree) -> None:
         self.mechanism = mechanism
         self._loss, self._tree = options.discretisation_loss, tree
+        shared, rest = tree.without_shared()
+        # A factor shared by all, if it is not negligible, is integrated exactly instead of being part of the law.
+        self._shared, self._rest = (shared, rest) if shared > _LEAST_SHARED * tree.mean_entry() else (0.0, tree)
         self._laws: OrderedDict[tuple[float, float], GridLaw] = OrderedDict()
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
@@ -131,6 +129,8 @@ class _Cubic(_RemoveOnly):
         **Formal guarantees.** For every κ < γ, (a − γ)_+ ≤ 4/27·(γ − κ)⁻²·((a − κ)_+)³, which has non-negative second,
         third and fourth derivatives. E of it is bounded by the grid law for κ and by the moments of its rest
         ((t/b − κ)_+ ≤ t/b for κ ≥ 0, t/b + |κ| otherwise). Errors of position move κ, rounding errors are added.
+        With a shared factor, S = τ + S°, the rotations are those of S°, and the payoff is a `Majorant` of the call
+        smoothed by that factor.
         """
         variance = self._tree.variance / noise_multiplier**2
         inside = _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE and epsilon <= _LARGEST_EPSILON
@@ -144,7 +144,11 @@ class _Cubic(_RemoveOnly):
         decades = 4 * math.ceil(-0.25 * math.log10(3e-5 * (gamma - 0.95) ** 2 * min(target_delta, plain)))
         while True:
             law = self._law(noise_multiplier, 10.0**-decades)
-            value, cut, kappa = _cubic_bound(law, self._tree.b, gamma)
+            if self._shared:
+                shared = self._shared / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
+                value, cut, kappa = _smoothed_bound(law, self._tree.b, SmoothedCall(gamma * (1 - _SLIP), shared))
+            else:
+                value, cut, kappa = _cubic_bound(law, self._tree.b, gamma)
             if cut <= 0.02 * value or decades > _MOST_DECADES:
                 break
             decades += max(4, decades // 8 * 4)
@@ -159,7 +163,7 @@ class _Cubic(_RemoveOnly):
     def _law(self, noise_multiplier: float, spare: float) -> GridLaw:
         key = (noise_multiplier, spare)
         if key not in self._laws:
-            tree = self._tree.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT))
+            tree = self._rest.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT))
             self._laws[key] = tree_law(tree, Fineness(self._loss, spare))
             if len(self._laws) > _LAWS_KEPT:
                 self._laws.popitem(last=False)
@@ -179,11 +183,31 @@ def _cubic_bound(law: GridLaw, b: int, gamma: float) -> tuple[float, float, floa
         factor = 4 / 27 / (gamma - kappa) ** 2 * (1 + 1e-12)
         return factor * on_grid, factor * rest
 
+    return _least(parts, gamma, 1e-4 * gamma, 3 * gamma)
+
+
+def _smoothed_bound(law: GridLaw, b: int, call: SmoothedCall) -> tuple[float, float, float]:
+    """The least E of a majorant of the call found, how much of it is from the rest, and where its cubic starts."""
+    a = law.nodes / b * (1 + _SLIP)
+    scaled = law.rest / float(b) ** np.arange(4)
+
+    def parts(start: float) -> tuple[float, float]:
+        payoff = Majorant.of(call, start)
+        return float((law.weights * payoff(a)).sum()) * (1 + 1e-12), float((payoff.powers * scaled).sum()) * (1 + 1e-12)
+
+    nearest, farthest = call.gamma - call.inflection(), 0.999 * call.gamma
+    return _least(parts, call.gamma, nearest, farthest) if nearest < farthest else (math.inf, 0.0, 0.0)
+
+
+def _least(
+    parts: Callable[[float], tuple[float, float]], gamma: float, nearest: float, farthest: float
+) -> tuple[float, float, float]:
+    """The least sum of parts(κ) over γ − κ in a range; its second part; κ."""
+
     def log_value(log_width: float) -> float:
         return math.log(sum(parts(gamma - math.exp(log_width))) + FLOOR)
 
-    low, high = math.log(1e-4 * gamma), math.log(3 * gamma)
-    grid = np.linspace(low, high, 40)
+    grid = np.linspace(math.log(nearest), math.log(farthest), 32)
     best = int(np.argmin([log_value(x) for x in grid]))
     ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = float(minimize_scalar(log_value, bounds=ends, method="bounded", options={"xatol": 1e-3}).x)
@@ -205,7 +229,7 @@ class _ClosedForms(PreparedAccountant):
 
     def __init__(self, mechanism: Mechanism, tree: Tree) -> None:
         self.mechanism = mechanism
-        self._largest, self._mean = tree.variance * (1 + 1e-12), _entries(tree)
+        self._largest, self._mean = (v * (1 + 1e-12) for v in (tree.variance, tree.mean_entry()))
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         with np.errstate(over="ignore"):

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants._chain_laws import Law, LineModel, Resolution
+from dpmf.accountants._calls import invert_calls
+from dpmf.accountants._chain_laws import Law, Resolution
+from dpmf.accountants._families import Model, models
 from dpmf.accountants._lattice_weights import gaussian_delta
-from dpmf.accountants._majorants import line_chain, ring_chain, shared_factor
-from dpmf.accountants._separators import SeparatorModel, separators
 from dpmf.accountants._transfer import UNIT, Inversion, invert, invert_by_parity, pilot
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
-
-Model: TypeAlias = LineModel | SeparatorModel
 
 _LARGEST_EPSILON = 200.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 300.0  # of G/σ²; outside, the plain Gaussian mechanism answers
@@ -31,6 +29,9 @@ _NEGLIGIBLE = 1e-100
 _MOST_BATCHES = 5000
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
+_FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
+_PARITY_NOISE = 300.0  # rounding error of a call by parity, in units of that of the transform times K
+_LEAST_DELTA = 1e-15  # smaller values need not be close
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Chain(Accountant):
         by its own rounding error, is replaced by Gram matrices that are larger in every entry, and E f(A) increases
         with every entry for convex f (Kahane's inequality), in both directions. The laws of the majorants are
         discretised from above (`LineLaw`, `TermTable`, `hat_weights`), inverted from above (`invert`,
-        `invert_by_parity`), and all that is cut off is added. The smallest of several such bounds is returned; the
-        Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
+        `invert_by_parity`, `invert_calls`), and all that is cut off is added. The smallest of several such bounds is
+        returned; the Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
         """
         n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
         if b > _MOST_BATCHES:
@@ -74,25 +75,10 @@ class Chain(Accountant):
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         gram = np.maximum(gram, gram.T)
         members: list[PreparedAccountant] = [
-            _PreparedChain(mechanism, gram, self, name, model) for name, model in _models(gram)
+            _PreparedChain(mechanism, gram, self, name, model) for name, model in models(gram)
         ]
         members.append(_Unamplified(mechanism, gram))
         return Portfolio(self.name, mechanism, members)
-
-
-def _models(gram: Array) -> list[tuple[str, Model]]:
-    """The majorants worth trying for this Gram matrix."""
-    found: list[tuple[str, Model]] = []
-    if len(gram) >= 3 and np.any(gram[~np.eye(len(gram), dtype=bool)] > 0):
-        wraps = gram[0, -1] > 0.5 * gram[0, 1]
-        for emphasis in (0.0, 3.0):
-            blocks = separators(gram, emphasis)
-            if blocks is not None:
-                found.append((f"separators {emphasis:g}", blocks))
-            chain = ring_chain(gram, emphasis) if wraps else line_chain(gram, emphasis)
-            if not any(np.array_equal(chain.variances(), other.variances()) for _, other in found):
-                found.append((f"{'ring' if wraps else 'line'} {emphasis:g}", chain))
-    return [*found, ("shared", shared_factor(gram))]
 
 
 class _Unamplified(PreparedAccountant):
@@ -134,7 +120,8 @@ class _PreparedChain(PreparedAccountant):
         plain = self._plain.delta_one_way(noise_multiplier, epsilon, direction)
         variance = self._largest / noise_multiplier**2
         outside = not _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE
-        if plain.value <= _NEGLIGIBLE or outside or epsilon > _LARGEST_EPSILON:
+        close_enough = plain.value <= (_NEGLIGIBLE if target else _LEAST_DELTA)
+        if close_enough or outside or epsilon > _LARGEST_EPSILON:
             return plain
         model, sign = self._model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
         found = self._option(model, epsilon, sign, target)
@@ -156,30 +143,67 @@ class _PreparedChain(PreparedAccountant):
         if start is None:
             return None
         tilt, log_bound = start
-        steep = sign < 0 or tilt * (strike - n) > _STEEP
+        # Chernoff's bound, good enough for what nobody asks about.
+        enough = target / _FAR if target else _LEAST_DELTA
+        if math.exp(min(log_bound, 600.0)) * scale < enough:
+            chernoff = self._chernoff(model, strike, sign, tilt, enough) * scale
+            if chernoff <= enough:
+                return chernoff + 1e-250, 0, tilt
+        paths = self._paths(sign, tilt * (strike - n), strike / n)
         likely = math.exp(min(log_bound - math.log(strike), 0.0)) / 4
-        if target or not steep:
-            rough = self._invert(coarse, sign, tilt, steep, strike, 0.1)
-            if rough is not None:
+        if target or len(paths) > 1 or paths[0] != "tilted":
+            tried = [(path, self._invert(coarse, sign, tilt, path, strike, 0.1)) for path in paths]
+            found = [(rough.value, path, rough) for path, rough in tried if rough is not None]
+            if found:
+                _, path, rough = min(found)
+                paths = (path,)
                 bound = (rough.value + coarse.surplus) * scale
                 likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
                 if target and not target / _FAR <= bound <= target * _FAR:
                     return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
         law = model.law(strike, sign, self._resolution, likely)
-        found = self._invert(law, sign, tilt, steep, strike, 0.01)
-        if found is None:
+        done = self._invert(law, sign, tilt, paths[0], strike, 0.01)
+        if done is None:
             return None
-        return min(1.0, (found.value + law.surplus) * scale + 1e-250), found.frequencies, found.tilt
+        return min(1.0, (done.value + law.surplus) * scale + 1e-250), done.frequencies, done.tilt
 
-    def _invert(self, law: Law, sign: int, tilt: float, steep: bool, strike: float, loss: float) -> Inversion | None:
+    def _chernoff(self, model: Model, strike: float, sign: int, tilt: float, likely: float) -> float:
+        """E(T − K)_+ ≤ E e^(θ(T−K))/(eθ), for the law on coarse nodes whose tails suit a value as small as `likely`."""
+        law = model.law(strike, sign, self._resolution.scaled(2.0), likely / 10)
+        tilts = tilt * np.array([1.0, 0.7, 0.5, 0.35, 0.25, 0.15])
+        moments = law.transform((sign * tilts).astype(np.complex128)).real
+        with np.errstate(invalid="ignore"):
+            bounds = moments * (1 + 2 * law.rounding + 1e-9) / (math.e * tilts)
+        usable = bounds[np.isfinite(bounds)]
+        return float(usable.min()) + law.surplus if len(usable) else math.inf
+
+    @staticmethod
+    def _paths(sign: int, steepness: float, ratio: float) -> tuple[str, ...]:
+        """The inversions worth trying: the tilted one where the strike is far out in a light tail."""
+        if sign < 0:
+            return ("tilted",)
+        if steepness <= _STEEP:
+            return ("untilted",)
+        return ("tilted", "untilted") if ratio > _FAR_STRIKE else ("tilted",)
+
+    def _invert(self, law: Law, sign: int, tilt: float, path: str, strike: float, loss: float) -> Inversion | None:
         """`loss` is the part of the value that smoothing may cost."""
         most = self._options.max_frequencies
-        if steep:
+        if path == "tilted":
             smoothing = math.sqrt(2 * loss)
             return invert(
                 law.transform, sign, tilt,
                 smoothing=smoothing, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding,
             )  # fmt: skip
-        return invert_by_parity(
-            law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
-        )
+        found = None
+        if strike < _FAR_STRIKE * law.terms:
+            found = invert_by_parity(
+                law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
+            )
+            if found is not None and _PARITY_NOISE * law.rounding * strike < 0.02 * (found.value + law.surplus):
+                return found
+        also = invert_calls(
+            law.transform, np.array([strike]),
+            loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding, extra=law.surplus,
+        )[0]  # fmt: skip
+        return min((one for one in (found, also) if one is not None), key=lambda one: one.value, default=None)

@@ -50,8 +50,29 @@ _OPTION_OF = {
     "workers": "--workers",
 }
 
+
+def _strategies(start: str) -> list[str]:
+    from dpmf.strategies import NAMES
+
+    return [name for name in NAMES if name.startswith(start)]
+
+
+def _accountants(start: str) -> list[str]:
+    from dpmf.accountants import ACCOUNTANTS
+
+    return [name for name in ACCOUNTANTS if name.startswith(start)]
+
+
+def _directions(start: str) -> list[str]:
+    return [name for name in ("both", "remove", "add") if name.startswith(start)]
+
+
 StrategyName = Annotated[
-    str, typer.Option(help="dpsgd, bsr, bisr, bandmf, bandinvmf, blt, coefficients or matrix (see: dpmf strategies).")
+    str,
+    typer.Option(
+        help="dpsgd, bsr, bisr, bandmf, bandinvmf, blt, coefficients or matrix (see: dpmf strategies).",
+        autocompletion=_strategies,
+    ),
 ]
 Epochs = Annotated[int, typer.Option(help="Epochs k.")]
 Batches = Annotated[int, typer.Option(help="Batches per epoch b, the number of bins.")]
@@ -63,7 +84,11 @@ Buffers = Annotated[int | None, typer.Option(help="Buffers of a BLT. [default: c
 File = Annotated[Path | None, typer.Option(help="Coefficients (.npy, .csv, .txt) or matrix (.npy, .csv).")]
 Normalized = Annotated[bool, typer.Option("--normalized", help="Divide C by its largest column norm first.")]
 AccountantName = Annotated[
-    str, typer.Option(help="best, auto, renyi, conditional, lattice, monte-carlo, ... (see: dpmf accountants).")
+    str,
+    typer.Option(
+        help="best, auto, renyi, conditional, chain, monte-carlo, ... (see: dpmf accountants).",
+        autocompletion=_accountants,
+    ),
 ]
 MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order tried.")]
 WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates per noise multiplier (Rényi).")]
@@ -76,7 +101,9 @@ Seed = Annotated[int | None, typer.Option(help="Seed (monte-carlo).")]
 FailureProbability = Annotated[
     float | None, typer.Option(help="Give a bound that fails with this probability, not an estimate (monte-carlo).")
 ]
-DirectionName = Annotated[str, typer.Option(help="Neighbouring relation: both, remove or add.")]
+DirectionName = Annotated[
+    str, typer.Option(help="Neighbouring relation: both, remove or add.", autocompletion=_directions)
+]
 Lower = Annotated[bool, typer.Option("--lower/--no-lower", help="Also what is certainly impossible.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Epsilon = Annotated[float, typer.Option(help="ε of the guarantee.")]

@@ -66,29 +66,22 @@ def dominating_pair(interval: float, remove: dict[int, float], add: dict[int, fl
     mass of infinite loss. The atoms are differences of slopes; what their rounding may have lost at any corner is found
     by evaluating the result there and is added to the masses of infinite loss.
     """
-    halves = [falling(points) for points in (remove, add)]
-    # TV(P, Q) has two bounds, one from each direction.
-    top = min(float(values[0]) for _, values in halves)
-    for _ in range(len(remove) + len(add)):
-        halves = [hull(interval, places, np.append(top, np.minimum(values[1:], top))) for places, values in halves]
-        (x, right), (y, left) = ((interval * float(places[1]), values[1]) for places, values in halves)
-        middle = 1 - top - (top - right) / np.expm1(x) - (top - left) / np.expm1(y)
-        if middle >= 0:
-            break
-        # The corner at ε = 0 lies above the chord of its neighbours: take the chord's value there.
-        weights = 1 / np.expm1(x), 1 / np.expm1(y)
-        chord = (1 + weights[0] * right + weights[1] * left) / (1 + weights[0] + weights[1])
-        if not chord < top:
-            break
-        top = float(chord)
+    halves = _monotone(interval, [falling(points) for points in (remove, add)])
+    halves = [hull(interval, places, values) for places, values in halves]
+    top, middle = _middle(interval, halves)
+    while middle < 0:
+        # The corner at ε = 0 lies above the chord of its neighbours: it moves down to the chord, and neighbours that
+        # now lie above the chord from there to the next corner are no corners any more.
+        chord = top + middle / (1 + sum(1 / np.expm1(interval * float(places[1])) for places, _ in halves))
+        before = [len(places) for places, _ in halves]
+        halves = [_without_first_dents(interval, places, np.append(chord, values[1:])) for places, values in halves]
+        top, middle = _middle(interval, halves)
+        if before == [len(places) for places, _ in halves]:
+            middle = 0.0  # but for rounding
     (places_remove, bounds_remove), (places_add, bounds_add) = halves
     upper_half, lower_half = (_masses(interval, places, values) for places, values in halves)
-    upper = np.concatenate(
-        ((np.exp(-interval * places_add[1:]) * lower_half)[::-1], [max(float(middle), 0.0)], upper_half)
-    )
-    lower = np.concatenate(
-        (lower_half[::-1], [max(float(middle), 0.0)], np.exp(-interval * places_remove[1:]) * upper_half)
-    )
+    upper = np.concatenate(((np.exp(-interval * places_add[1:]) * lower_half)[::-1], [middle], upper_half))
+    lower = np.concatenate((lower_half[::-1], [middle], np.exp(-interval * places_remove[1:]) * upper_half))
     losses = np.concatenate((-places_add[:0:-1], [0], places_remove[1:]))
     pair = DominatingPair(interval, losses, upper, lower, float(bounds_remove[-1]), float(bounds_add[-1]))
     return _topped_up(pair, places_remove, bounds_remove, places_add, bounds_add)
@@ -102,6 +95,33 @@ def falling(points: dict[int, float]) -> tuple[Indices, Array]:
     if not np.all(values >= 0):
         raise ValueError("points must be bounds on δ, and none of them negative or not a number")
     return places, np.minimum.accumulate(np.minimum(values, 1.0))
+
+
+def _monotone(interval: float, halves: list[tuple[Indices, Array]]) -> list[tuple[Indices, Array]]:
+    """The same bounds, lowered to what the profile of one direction, which falls, says about the other."""
+    reached = []
+    for places, values in halves:
+        gammas = np.exp(-interval * places)
+        reached.append(float(np.min(1 - gammas + gammas * values)))
+    least = min(reached)  # both hold at ε = 0: TV(P, Q) has bounds from either side
+    return [(places, np.minimum(values, least)) for places, values in halves]
+
+
+def _middle(interval: float, halves: list[tuple[Indices, Array]]) -> tuple[float, float]:
+    """δ(0), and the mass at ε = 0 that makes the total one."""
+    top = float(halves[0][1][0])
+    falls = sum((top - float(values[1])) / np.expm1(interval * float(places[1])) for places, values in halves)
+    return top, float(1 - top - falls)
+
+
+def _without_first_dents(interval: float, places: Indices, values: Array) -> tuple[Indices, Array]:
+    """The corners without those next to the first that are not convex, seen from it."""
+    while len(places) > 2:
+        step, next_step = interval * np.diff(places[:3])
+        if (values[1] - values[0]) / -np.expm1(-step) < (values[2] - values[1]) / np.expm1(next_step):
+            break
+        places, values = np.delete(places, 1), np.delete(values, 1)
+    return places, values
 
 
 def hull(interval: float, places: Indices, values: Array) -> tuple[Indices, Array]:
@@ -124,7 +144,7 @@ def _masses(interval: float, places: Indices, values: Array) -> Array:
     steps, falls = interval * np.diff(places), -np.diff(values)
     arriving = falls / -np.expm1(-steps)
     leaving = np.append(falls[1:] / np.expm1(steps[1:]), 0.0)
-    return np.maximum(arriving - leaving, 0.0)
+    return np.asarray(np.maximum(arriving - leaving, 0.0))
 
 
 def _topped_up(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpmf.accountants.base import Accountant, Direction, PreparedAccountant
+from dpmf.accountants.gaussian import Gaussian
 from dpmf.integrations._dominating_pair import DominatingPair, dominating_pair, falling, hull
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
@@ -43,7 +44,7 @@ class ProfilePoints:
         self._pilots: dict[Direction, dict[int, PreparedAccountant]] = {"remove": {}, "add": {}}
         self.values: dict[Direction, dict[int, float]] = {"remove": {}, "add": {}}
         for direction in self.values:
-            last = self._last_index(direction, prepared)
+            last = self._last_index(mechanism, direction)
             places = sorted({round(share * last) for share in _PILOTS} | {1})
             table = [member.deltas_one_way(sigma, self._epsilons(places), direction) for member in self._members]
             for place, column in zip(places, zip(*table, strict=True), strict=True):
@@ -54,9 +55,9 @@ class ProfilePoints:
     def _epsilons(self, places: Sequence[int]) -> list[float]:
         return [self._interval * place for place in places]
 
-    def _last_index(self, direction: Direction, prepared: PreparedAccountant) -> int:
-        """About where δ falls below the tail; from members that answer at once, where there are any."""
-        quick = [member for member in self._members if member.name in _QUICK] or [prepared]
+    def _last_index(self, mechanism: Mechanism, direction: Direction) -> int:
+        """About where δ falls below the tail; from members that answer at once, or without amplification."""
+        quick = [member for member in self._members if member.name in _QUICK] or [Gaussian().prepare(mechanism)]
         epsilon = min(member.epsilon_one_way(self._sigma, TAIL, direction).value for member in quick)
         return max(2, min(math.ceil(min(epsilon, _LARGEST_EPSILON) / self._interval), _LARGEST_INDEX))
 

@@ -7,7 +7,10 @@ accountant.get_epsilon(1e-5)
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import attr
@@ -27,6 +30,7 @@ _ErrorDetails = privacy_accountant.PrivacyAccountant.CompositionErrorDetails
 
 # Records are thrown into bins independently, so a record replaced by one that contributes nothing is a record removed.
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
+_NO_PRIVACY = 1e-9
 _CACHED = 64  # distributions kept, a few hundred numbers each
 
 
@@ -76,22 +80,37 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         return Mechanism(self.strategy, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
 
 
+@contextlib.contextmanager
+def _working(what: str) -> Iterator[None]:
+    """A spinner on a terminal: correlated noise takes a while."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"dpmf: {what} ..."):
+        yield
+
+
 @functools.lru_cache(maxsize=_CACHED)
-def _loss_distribution(
+def _cached_distribution(
     event: BallsInBinsMatrixDpEvent, interval: float, accountant: Accountant, tolerance: float
-) -> Any:
+) -> tuple[Any, float]:
+    """The distribution, and the lesser of the finite masses of its two directions."""
     mechanism = event.mechanism
     sigma = _checked_noise(mechanism, event.noise_multiplier)
-    pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
+    with _working(f"loss distribution of {mechanism.name}"):
+        pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
     add = {-int(index): float(mass) for index, mass in zip(pair.losses, pair.lower, strict=True)}
-    return privacy_loss_distribution.PrivacyLossDistribution(
+    distribution = privacy_loss_distribution.PrivacyLossDistribution(
         pld_pmf.create_pmf(remove, interval, pair.upper_only, True),
         pld_pmf.create_pmf(add, interval, pair.lower_only, True),
     )
+    return distribution, 1 - max(pair.upper_only, pair.lower_only)
 
 
-def privacy_loss_distribution_of(
+def loss_distribution(
     event: BallsInBinsMatrixDpEvent,
     *,
     value_discretization_interval: float = 1e-4,
@@ -104,8 +123,9 @@ def privacy_loss_distribution_of(
       event: what is run; its noise multiplier must be positive.
       value_discretization_interval: spacing of the lattice of losses.
       accountant: where the bounds on δ(ε) come from; one that samples is refused.
-      relative_tolerance: the share of ε that replacing the bounds by a discrete distribution may cost (of the deviation of the loss,
-        for ε smaller than that). What is wanted, not a promise; halving it takes 1.4 times as many evaluations of δ.
+      relative_tolerance: the share of ε that replacing the bounds by a discrete distribution may cost (of the
+        deviation of the loss, for ε smaller than that). What is aimed at, not promised; half of it takes 1.4 times as
+        many evaluations of δ.
 
     The 64 distributions used last are kept.
 
@@ -117,21 +137,22 @@ def privacy_loss_distribution_of(
         raise validation.wrong("event", "a BallsInBinsMatrixDpEvent", event)
     validation.positive("noise_multiplier", event.noise_multiplier)
     interval = validation.positive("value_discretization_interval", value_discretization_interval)
-    return _loss_distribution(
-        event, interval, resolve(accountant), validation.probability("relative_tolerance", relative_tolerance)
-    )
+    tolerance = validation.probability("relative_tolerance", relative_tolerance)
+    return _cached_distribution(event, interval, resolve(accountant), tolerance)[0]
 
 
 class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
     """dp_accounting's `PLDAccountant`, which knows `BallsInBinsMatrixDpEvent` too.
 
     Supported wherever the event stands alone or inside `ComposedDpEvent` and `SelfComposedDpEvent`; not inside events
-    that sample. Neighbours differ in one record that is added or removed, or replaced by one that contributes nothing;
-    `REPLACE_ONE` is not supported.
+    that sample. Composed n times, each run throws its records into bins anew. Neighbours differ in one record that is
+    added or removed, or replaced by one that contributes nothing; `REPLACE_ONE` is not supported.
 
-    **Formal guarantees.** As for `privacy_loss_distribution_of` and `PLDAccountant`: upper bounds. An event composed n
+    **Formal guarantees.** As for `loss_distribution` and `PLDAccountant`: upper bounds. An event composed n
     times costs n times its privacy loss, composed as distributions, not as a multiple of ε.
     """
+
+    _pld: Any
 
     def __init__(
         self,
@@ -141,8 +162,10 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
         accountant: str | Accountant = DEFAULT_ACCOUNTANT,
         relative_tolerance: float = 0.003,
     ) -> None:
-        super().__init__(neighboring_relation, value_discretization_interval)
+        interval = validation.positive("value_discretization_interval", value_discretization_interval)
+        super().__init__(neighboring_relation, interval)
         self._bounds = resolve(accountant)
+        self._finite = 1.0  # the probability that all losses of our events are finite
         self._tolerance = validation.probability("relative_tolerance", relative_tolerance)
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
@@ -152,16 +175,17 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
             allowed = " or ".join(relation.name for relation in _RELATIONS)
             message = f"neighboring_relation must be {allowed}, got {self.neighboring_relation.name}"
             return _ErrorDetails(invalid_event=event, error_message=message)
-        if not do_compose or count == 0:
+        if not do_compose:
             return None
         if event.noise_multiplier == 0:
             self._contains_non_dp_event = True
             return None
-        distribution = privacy_loss_distribution_of(
-            event,
-            value_discretization_interval=self._value_discretization_interval,
-            accountant=self._bounds,
-            relative_tolerance=self._tolerance,
+        distribution, finite = _cached_distribution(
+            event, self._value_discretization_interval, self._bounds, self._tolerance
         )
-        self._pld = self._pld.compose(distribution.self_compose(count))
+        self._finite *= finite**count
+        if self._finite < _NO_PRIVACY:  # dp_accounting cannot compose a distribution with hardly any finite loss
+            self._contains_non_dp_event = True
+        else:
+            self._pld = self._pld.compose(distribution.self_compose(count))
         return None

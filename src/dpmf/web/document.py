@@ -33,7 +33,7 @@ def outcome(row: Row, complete: bool) -> str:
         return row.problem
     if row.noise_multiplier is None:
         return "not finished" if complete else ""
-    return "" if row.binding == "" else f"{row.binding} decides"
+    return row.note or (f"{row.binding} decides" if row.binding else "")
 
 
 _CAPTIONS = {
@@ -51,7 +51,8 @@ def html(view: View, recipe: Recipe, pictures: Mapping[str, str]) -> str:
     if best is None:
         answer = f"No accountant found a noise multiplier for {target}."
     else:
-        answer = f"Noise multiplier <b>{number(best.noise_multiplier)}</b> gives {target}, guaranteed by {escape(best.accountant)}."
+        sigma, by = number(best.noise_multiplier), escape(best.accountant)
+        answer = f"Noise multiplier <b>{sigma}</b> gives {target}, guaranteed by {by}."
     if view.lower:
         answer += f" No accountant can go below {number(view.lower)}."
     rows = "\n".join(

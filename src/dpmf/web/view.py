@@ -41,6 +41,7 @@ class Row:
     binding: str = ""
     seconds: float = 0.0
     problem: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,12 @@ def views(
     accountants: Sequence[str] | None = None,
     max_order: int | None = None,
     noise_multiplier: float | None = None,
+    time_budget: float | None = None,
 ) -> Iterator[View]:
     """Fuller and fuller views; the last one is complete.
 
     `noise_multiplier` is the one the curves are drawn for: the smallest of the calibrated ones unless given.
+    `time_budget` is for each calibration, as in `dpmf.calibrate`; a row says where it ran out.
 
     **Formal guarantees.** Each noise multiplier is that of `dpmf.calibrate` and each curve that of `dpmf.profile`, with
     the accountant it is shown for; `lower` and `lower_curve` are those of `dpmf.accountants.lower`.
@@ -119,7 +122,7 @@ def views(
     for accountant in chosen:
         view = _next(view, f"noise multiplier of {accountant.name}")
         yield view
-        view = _with_row(view, _calibrated(mechanism, accountant, prepared, epsilon, delta, direction))
+        view = _with_row(view, _calibrated(mechanism, accountant, prepared, (epsilon, delta), direction, time_budget))
     best = view.best
     sigma = noise_multiplier if noise_multiplier is not None else best.noise_multiplier if best else None
     if sigma is None:
@@ -159,9 +162,9 @@ def _calibrated(
     mechanism: Mechanism,
     accountant: Accountant,
     prepared: dict[str, PreparedAccountant],
-    epsilon: float,
-    delta: float,
+    target: tuple[float, float],
     direction: str,
+    time_budget: float | None,
 ) -> Row:
     began = time.perf_counter()
     try:
@@ -169,11 +172,19 @@ def _calibrated(
         if ready.kind == "bound":
             prepared[accountant.name] = ready
         found = api.calibrate(
-            mechanism, target_epsilon=epsilon, target_delta=delta, accountant=ready, direction=direction
+            mechanism,
+            target_epsilon=target[0],
+            target_delta=target[1],
+            accountant=ready,
+            direction=direction,
+            time_budget=time_budget,
         )
     except (ValueError, ImportError) as error:  # correlated noise, a target out of reach, a package that is not there
         return Row(accountant.name, seconds=time.perf_counter() - began, problem=" ".join(str(error).split()))
-    return Row(accountant.name, found.noise_multiplier, found.binding, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    late = any(how.get("budget_exhausted") for how in found.details.values())
+    note = "time ran out: the best bound by then" if late else ""
+    return Row(accountant.name, found.noise_multiplier, found.binding, seconds, note=note)
 
 
 def _pooled(gram: Array) -> tuple[tuple[float, ...], ...]:

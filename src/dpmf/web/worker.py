@@ -14,6 +14,7 @@ import threading
 from typing import IO, Any
 
 MEMORY = 4 * 2**30
+SECONDS_EACH = 20.0  # for one noise multiplier
 
 
 def limit_memory() -> None:
@@ -39,6 +40,7 @@ def answers(line: str) -> Any:
             request.direction,
             max_order=request.max_order,
             noise_multiplier=request.noise_multiplier,
+            time_budget=SECONDS_EACH,
         ):
             # Drawn here: the server then needs neither the time nor the memory.
             yield {"view": view.to_dict(), "pictures": drawn(view)}

@@ -1,0 +1,71 @@
+"""docs/results.md, made from results and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpmf_experiments.claims import CLAIMS
+from dpmf_experiments.figures import COARSE, FULL, catalogue
+from dpmf_experiments.findings import AGREES, DIFFERS, FINDINGS, PARTLY, Numbers
+from dpmf_experiments.spec import Cell, FigureSpec
+
+_INTRODUCTION = """\
+# Results: the paper's figures, reproduced
+
+Every figure of the paper's experiments on accounting, computed with dpmf's public API, with two additions: dpmf's own
+tight accountant and the certified lower bound, below which no accountant can go. "The truth" is the lattice for DP-SGD
+(good to 0.1 %) and the importance-sampled Monte Carlo estimate otherwise (good to about half a percent of σ).
+
+`make figures` computes everything, draws it and writes this page. It can be interrupted, or killed, at any moment and
+goes on where it stopped. Parts of it:
+
+```console
+$ dpmf-experiments list
+$ dpmf-experiments run fig-main --only bsr4 --jobs 4
+$ dpmf-experiments run fig-main --dask tcp://scheduler:8786
+$ dpmf-experiments status
+$ dpmf-experiments plot fig-main --output pictures
+```
+
+The numbers behind this page are in `docs/data/results.json`; `dpmf-experiments plot --data docs/data/results.json` and
+`dpmf-experiments report --data docs/data/results.json` make the pictures and the page from them. Each figure is also
+there as PDF, for print. Grids are coarser than the paper's (`--full` has the paper's own). "The paper's orders" are its
+(p, α) ∈ {1, 2} × {2..25} ∪ {4} × {2..7}, each direction at its own best order.
+
+Strategies are as given, not column-normalised; N iterations in k epochs of b = N/k batches; p is the bandwidth.
+"""
+
+
+def page(figures: Sequence[FigureSpec], results: Mapping[Cell, Mapping[str, Any]]) -> str:
+    """The page as markdown."""
+    full = {figure.name for figure in figures} == set(catalogue(True)) and list(figures) == list(
+        catalogue(True).values()
+    )
+    numbers = Numbers(results, FULL if full else COARSE)
+    return "\n".join([_INTRODUCTION, _claims(numbers), *(_figure(figure, numbers) for figure in figures)])
+
+
+def _claims(numbers: Numbers) -> str:
+    judged = [(claim.says, *claim.judge(numbers)) for claim in CLAIMS]
+    counts = {verdict: sum(row[1] == verdict for row in judged) for verdict in (AGREES, PARTLY, DIFFERS)}
+    rows = [
+        f"| {says} | {'**' + verdict + '**' if verdict != AGREES else verdict} | {why} |"
+        for says, verdict, why in judged
+    ]
+    head = (
+        f"## Where this agrees with the paper, and where not\n\nOf {len(judged)} claims the data agrees with "
+        f"{counts[AGREES]}, agrees in part with {counts[PARTLY]} and does not agree with {counts[DIFFERS]}. The "
+        'verdicts are computed from the data, by rules in `dpmf_experiments/claims.py`; "close" means within 10 % of '
+        "the true σ.\n"
+    )
+    return "\n".join([head, "| the paper says | here | on what grounds |", "|---|---|---|", *rows, ""])
+
+
+def _figure(figure: FigureSpec, numbers: Numbers) -> str:
+    said = FINDINGS[figure.name](numbers)
+    name = figure.name
+    return (
+        f"## {figure.title}\n\nThe paper's {figure.paper}; `{name}`, [PDF](figures/{name}.pdf).\n\n{said}\n\n"
+        f"![{figure.title}](figures/{name}.png)\n"
+    )

@@ -1,0 +1,41 @@
+"""Training that does exactly what was accounted for: balls-in-bins batches, the noise C⁻¹Z, adapters for frameworks.
+
+| name | what it is | needs |
+|---|---|---|
+| `BallsInBinsSampler` | batches, for torch, numpy and JAX | |
+| `NoiseStream` | the rows of C⁻¹Z in bounded memory, on numpy or torch | |
+| `make_private` | model, optimizer, dataset, mechanism → private training with Opacus | torch, opacus |
+| `jax` | the same through jax-privacy | jax-privacy |
+| `checkpoint` | files that are whole or refused | |
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpmf.training import checkpoint as checkpoint
+    from dpmf.training import jax as jax
+    from dpmf.training.noise import NoiseStream as NoiseStream
+    from dpmf.training.opacus import PrivateTraining as PrivateTraining
+    from dpmf.training.opacus import make_private as make_private
+    from dpmf.training.sampler import BallsInBinsSampler as BallsInBinsSampler
+
+_HOME = {
+    "BallsInBinsSampler": "sampler",
+    "NoiseStream": "noise",
+    "PrivateTraining": "opacus",
+    "make_private": "opacus",
+}
+_MODULES = ("checkpoint", "jax")
+
+__all__ = ["BallsInBinsSampler", "NoiseStream", "PrivateTraining", "checkpoint", "jax", "make_private"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"dpmf.training.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"dpmf.training.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dpmf.training' has no attribute {name!r}")

@@ -1,0 +1,117 @@
+"""dpmf's guarantee behind Opacus' accountant interface, registered there as ``"dpmf"``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opacus.accountants import IAccountant
+from opacus.accountants.registry import register_accountant
+
+from dpmf import api, validation
+from dpmf.allocation import BallsInBins
+from dpmf.errors import TrainingError
+from dpmf.mechanism import Mechanism
+from dpmf.training.noise import strategy_digest
+
+NAME = "dpmf"
+
+
+class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
+    """Counts the steps and answers with the (ε, δ) of the matrix mechanism under balls-in-bins batches.
+
+    **Formal guarantees.** After t steps the released models are a function of the first max(t, b) outputs of the
+    mechanism, for which the bound of dpmf's accountant is reported; a strategy that exists for N iterations only is
+    bounded by the whole of it. A target that calibration proved for all N steps bounds any part of them too.
+    """
+
+    def __init__(
+        self,
+        matrix_mechanism: Mechanism | None = None,
+        accountant: api.AnyAccountant = api.DEFAULT_ACCOUNTANT,
+        proved: tuple[float, float] | None = None,
+    ):
+        super().__init__()
+        self.history: list[tuple[float, float, int]] = []
+        self.matrix_mechanism = matrix_mechanism
+        self.proved = proved
+        self._accountant = accountant
+        self._known: dict[tuple[int, float, float], float] = {}
+
+    def _configured(self) -> Mechanism:
+        if self.matrix_mechanism is None:
+            raise TrainingError(
+                "the accountant 'dpmf' needs a mechanism and balls-in-bins batches: "
+                "use dpmf.training.make_private instead of PrivacyEngine.make_private"
+            )
+        return self.matrix_mechanism
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Count one step; refuses one beyond N, or with another noise multiplier."""
+        mechanism = self._configured()
+        steps = len(self)
+        if steps >= mechanism.allocation.iterations:
+            raise TrainingError(f"all {steps} iterations that were accounted for have been made")
+        if self.history and self.history[0][0] != noise_multiplier:
+            raise TrainingError(
+                f"noise_multiplier must stay {self.history[0][0]!r}, which was accounted for, got {noise_multiplier!r}"
+            )
+        self.history = [(noise_multiplier, sample_rate, steps + 1)]
+
+    def get_epsilon(self, delta: float, **_: Any) -> float:
+        """The ε at which what was released so far is (ε, delta)-DP."""
+        mechanism = self._configured()
+        delta = validation.probability("delta", delta)
+        if not self.history:
+            return 0.0
+        sigma, _rate, steps = self.history[0]
+        allocation = mechanism.allocation
+        if steps < allocation.iterations:
+            mechanism = _first(mechanism, max(steps, allocation.batches_per_epoch))
+        elif self.proved is not None and delta == self.proved[1]:
+            return self.proved[0]
+        key = (mechanism.allocation.iterations, sigma, delta)
+        if key not in self._known:
+            accountant = self._accountant
+            found = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant).epsilon
+            if self.proved is not None and delta >= self.proved[1]:
+                found = min(found, self.proved[0])
+            self._known[key] = found
+        return self._known[key]
+
+    def __len__(self) -> int:
+        return self.history[0][2] if self.history else 0
+
+    @classmethod
+    def mechanism(cls) -> str:
+        return NAME
+
+    def state_dict(self, destination: Any = None) -> Any:
+        state = super().state_dict(destination)
+        mechanism = self._configured()
+        state["history"] = [list(entry) for entry in self.history]
+        state["matrix"] = strategy_digest(mechanism.strategy, mechanism.allocation.iterations)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        mechanism = self._configured()
+        if state_dict and state_dict.get("matrix") != strategy_digest(
+            mechanism.strategy, mechanism.allocation.iterations
+        ):
+            raise ValueError(f"state_dict must be of {mechanism.name}, this one is of another mechanism")
+        super().load_state_dict(state_dict)
+        self.history = [(float(s), float(r), int(n)) for s, r, n in state_dict["history"]]
+
+
+def _first(mechanism: Mechanism, iterations: int) -> Mechanism:
+    """The mechanism cut off after some iterations, or the whole where its strategy has no such part."""
+    try:
+        return Mechanism(
+            mechanism.strategy, BallsInBins.from_iterations(iterations, mechanism.allocation.batches_per_epoch)
+        )
+    except ValueError:
+        return mechanism
+
+
+def register() -> None:
+    register_accountant(NAME, MatrixMechanismAccountant, force=True)

@@ -1,0 +1,471 @@
+"""make_private: the right noise, batches and ε through Opacus, checkpoints, virtual batches, several processes."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpmf
+from dpmf.errors import MissingExtraError, TrainingError
+from dpmf.training import NoiseStream, PrivateTraining, checkpoint, make_private
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("opacus")
+from opacus.accountants import create_accountant  # noqa: E402
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP  # noqa: E402
+from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")
+# Forking a process in which JAX has started threads, as another test may have done, can hang.
+SPAWN = {"multiprocessing_context": "spawn", "prefetch_factor": 1}
+
+MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(3, 8))
+RECORDS, SEED = 20, 4  # with two empty bins
+N = MECHANISM.allocation.iterations
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def dataset(records: int = RECORDS, scale: float = 1.0) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    x = scale * torch.randn(records, 1, 6, 6, generator=generator)
+    return torch.utils.data.TensorDataset(x, torch.randint(0, 3, (records,), generator=generator))
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(27, 3),
+    )
+
+
+def private(
+    mechanism: dpmf.Mechanism = MECHANISM, model: Any = None, data: Any = None, **options: Any
+) -> PrivateTraining:
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    given = {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "seed": SEED, **options}
+    return make_private(model, optimizer, dataset() if data is None else data, mechanism, **given)
+
+
+def train(run: PrivateTraining, steps: int, loader: Any = None, after: Callable[[], None] | None = None) -> None:
+    """So many steps of an ordinary loop, leaving an epoch in the middle where that is."""
+    model, optimizer, own = run
+    while steps > 0:
+        for x, y in own if loader is None else loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            before = run.noise.step
+            optimizer.step()
+            steps -= run.noise.step - before
+            if after is not None:
+                after()
+            if steps == 0:
+                break
+
+
+def weights(run: PrivateTraining) -> np.ndarray:
+    return np.concatenate([p.detach().double().numpy().ravel() for p in run.model.parameters()])
+
+
+def test_one_call_trains_with_the_target_met() -> None:
+    run = private(noise_multiplier=None, target_epsilon=4.0, target_delta=1e-4, accountant="renyi")
+    assert run.get_epsilon(1e-4) == 0.0
+    train(run, N)
+    assert run.steps_left == 0
+    assert run.calibration is not None
+    assert run.noise_multiplier == run.calibration.noise_multiplier
+    assert run.get_epsilon(1e-4) == run.privacy_engine.get_epsilon(1e-4) == 4.0
+    exact = dpmf.epsilon(MECHANISM, noise_multiplier=run.noise_multiplier, delta=1e-6, accountant="renyi").epsilon
+    assert run.get_epsilon(1e-6) == exact > 4.0
+    with pytest.raises(TrainingError, match="all 24 iterations"):
+        train(run, 1)
+    run.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("steps", "iterations"), [(1, 8), (8, 8), (9, 9), (20, 20)])
+def test_epsilon_of_the_steps_made_so_far(steps: int, iterations: int) -> None:
+    run = private(accountant="renyi")
+    train(run, steps)
+    part = dpmf.Mechanism(MECHANISM.strategy, dpmf.BallsInBins.from_iterations(iterations, 8))
+    assert run.get_epsilon(1e-5) == dpmf.epsilon(part, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
+    whole = dpmf.epsilon(MECHANISM, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
+    assert run.get_epsilon(1e-5) <= whole
+
+
+def test_a_matrix_is_bounded_by_the_whole_of_it() -> None:
+    mechanism = dpmf.Mechanism(dpmf.strategies.matrix(MECHANISM.strategy.matrix(N)), MECHANISM.allocation)
+    run = private(mechanism, accountant="renyi")
+    train(run, 9)
+    whole = dpmf.epsilon(mechanism, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
+    assert run.get_epsilon(1e-5) == whole
+
+
+def test_the_accountant_is_registered_with_opacus() -> None:
+    run = private()
+    accountant = create_accountant("dpmf")
+    assert type(accountant) is type(run.accountant)
+    for use in (
+        lambda: accountant.get_epsilon(1e-5),
+        lambda: accountant.step(noise_multiplier=1.0, sample_rate=0.1),
+    ):
+        with pytest.raises(TrainingError, match=r"use dpmf\.training\.make_private"):
+            use()
+
+
+def test_it_is_not_the_poisson_guarantee() -> None:
+    run = private(accountant="renyi")
+    train(run, N)
+    poisson = create_accountant("rdp")
+    for _ in range(N):
+        poisson.step(noise_multiplier=1.0, sample_rate=1 / 8)
+    # Correlated noise at the same multiplier has a larger sensitivity: Opacus' own number would be too small.
+    assert run.get_epsilon(1e-5) > poisson.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("largest", [1, 2, 100])
+def test_virtual_batches_make_the_same_model(largest: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))  # no dropout: the same in any split
+    whole, split = private(model=copy.deepcopy(model)), private(model=model)
+    train(whole, N)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        manager = BatchMemoryManager(
+            data_loader=split.data_loader, max_physical_batch_size=largest, optimizer=split.optimizer
+        )
+        with manager as loader:
+            train(split, N, loader)
+    assert split.accountant.history == whole.accountant.history
+    np.testing.assert_allclose(weights(split), weights(whole), atol=1e-5)
+
+
+def test_empty_batches_are_steps_with_noise() -> None:
+    run = private()
+    sizes, moved = [], []
+    for x, y in run.data_loader:
+        before = weights(run)
+        run.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+        sizes.append(len(x))
+        moved.append(np.abs(weights(run) - before).max())
+    assert sizes.count(0) == 2
+    assert len(sizes) == 8
+    assert min(moved) > 0
+
+
+def test_workers_give_the_same_batches() -> None:
+    alone, helped = private(), private(num_workers=1, loader_options=SPAWN)
+    for run in (alone, helped):
+        torch.manual_seed(1)  # dropout
+        batches = iter(run.data_loader)
+        for _ in range(4):
+            _step(run, next(batches))
+    assert np.array_equal(weights(alone), weights(helped))
+    next(batches)
+    with pytest.raises(TrainingError, match="step 4 must be made on batch 4"):
+        _step(helped, next(batches))
+
+
+def test_structured_batches() -> None:
+    class Dictionaries(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return RECORDS
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"x": torch.ones(4), "more": (torch.tensor(index), [1.0])}
+
+    run = private(data=Dictionaries(), model=torch.nn.Linear(4, 1))
+    batches = list(run.data_loader)
+    empty = next(batch for batch in batches if len(batch["x"]) == 0)
+    assert empty["x"].shape == (0, 4)
+    assert empty["more"][0].shape == (0,)
+
+
+@pytest.mark.parametrize("noise_dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_precisions(dtype: str, noise_dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    x, y = torch.randn(RECORDS, 4).to(kind), torch.randn(RECORDS, 1).to(kind)
+    run = private(
+        model=torch.nn.Linear(4, 1).to(kind), data=torch.utils.data.TensorDataset(x, y), noise_dtype=noise_dtype
+    )
+    for a, b in run.data_loader:
+        run.optimizer.zero_grad()
+        torch.nn.functional.mse_loss(run.model(a), b).backward()
+        run.optimizer.step()
+    assert all(p.dtype == kind and p.isfinite().all() for p in run.model.parameters())
+
+
+# What a training loop must not do.
+
+
+def _step(run: PrivateTraining, batch: Any) -> None:
+    run.optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(run.model(batch[0]), batch[1]).backward()
+    run.optimizer.step()
+
+
+def test_a_batch_left_out_is_refused() -> None:
+    run = private()
+    batches = iter(run.data_loader)
+    _step(run, next(batches))
+    next(batches)
+    with pytest.raises(TrainingError, match="step 1 must be made on batch 1"):
+        _step(run, next(batches))
+
+
+def test_two_steps_on_one_batch_are_refused() -> None:
+    run = private()
+    batch = next(iter(run.data_loader))
+    _step(run, batch)
+    with pytest.raises(TrainingError, match="exactly one step on every batch"):
+        _step(run, batch)
+
+
+def test_two_batches_in_one_step_are_refused() -> None:
+    def loss(batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(run.model(batch[0]), batch[1])
+
+    run = private()
+    batches = iter(run.data_loader)
+    loss(next(batches)).backward()
+    second = loss(next(batches))
+    with pytest.raises(ValueError, match="accumulation"):  # by Opacus
+        second.backward()
+
+    run = private()
+    batches = iter(run.data_loader)
+    losses = [loss(next(batches)), loss(next(batches))]
+    for one in reversed(losses):  # Opacus does not mind
+        one.backward()
+    with pytest.raises(TrainingError, match="step 0 must be made on batch 0"):
+        run.optimizer.step()
+
+
+def test_the_noise_multiplier_stays() -> None:
+    run = private()
+    train(run, 1)
+    run.optimizer.noise_multiplier = 0.5
+    with pytest.raises(TrainingError, match=r"noise_multiplier must stay 1\.0"):
+        train(run, 1)
+
+
+def test_a_gradient_that_is_not_finite_is_one_message_and_no_step() -> None:
+    data = dataset()
+    data.tensors[0][3] = math.nan
+    run = private(data=data)
+    start = int(run.sampler.bins[3])
+    train(run, start)
+    before = weights(run)
+    with pytest.raises(TrainingError, match=f"the gradient of step {start} is not finite"):
+        train(run, 1)
+    assert np.array_equal(weights(run), before)
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("stop", [0, 3, 8, 13])
+@pytest.mark.parametrize("source", ["fast", "secure"])
+def test_a_resumed_run_is_the_same_run(stop: int, source: str, tmp_path: Path) -> None:
+    whole = private(source=source)
+    train(whole, N)
+    first = private(source=source)
+    train(first, stop)
+    first.save(tmp_path / "run.dpmf", {"note": "half-way"})
+    again = private(source=source, seed=77)  # what the process that goes on happens to begin with
+    torch.manual_seed(99)
+    assert again.load(tmp_path / "run.dpmf") == {"note": "half-way"}
+    assert again.steps_left == N - stop
+    train(again, N - stop)
+    assert np.array_equal(weights(again), weights(whole))
+    assert again.accountant.history == whole.accountant.history
+
+
+def test_adam_and_its_state(tmp_path: Path) -> None:
+    def run() -> PrivateTraining:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        return make_private(model, optimizer, dataset(), MECHANISM, noise_multiplier=1.0, max_grad_norm=0.5, seed=1)
+
+    whole = run()
+    train(whole, 12)
+    first = run()
+    train(first, 6)
+    first.save(tmp_path / "c")
+    second = run()
+    second.load(tmp_path / "c")
+    train(second, 6)
+    assert np.array_equal(weights(second), weights(whole))
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "strategy": ({"mechanism": dpmf.Mechanism(dpmf.strategies.bisr(3), MECHANISM.allocation)}, "mechanism = 'BISR"),
+    "N": ({"mechanism": dpmf.Mechanism(MECHANISM.strategy, dpmf.BallsInBins(4, 8))}, "mechanism = .*k=4"),
+    "coefficients": (
+        {"mechanism": dpmf.Mechanism(dpmf.strategies.coefficients([1, 0.5, 0.375]), MECHANISM.allocation)},
+        "mechanism = 'Toeplitz",
+    ),
+    "noise": ({"noise_multiplier": 1.5}, "noise_multiplier = 1.5, .* has 1.0"),
+    "clipping": ({"max_grad_norm": 1.0}, "max_grad_norm = 1.0, .* has 0.5"),
+    "records": ({"data": dataset(21)}, "records = 21, .* has 20"),
+    "model": ({"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))}, "shapes = "),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_something_else_is_one_message(name: str, tmp_path: Path) -> None:
+    options, message = OTHERS[name]
+    first = private()
+    train(first, 2)
+    first.save(tmp_path / "run.dpmf")
+    other = private(**options)
+    before = weights(other)
+    with pytest.raises(ValueError, match=message) as caught:
+        other.load(tmp_path / "run.dpmf")
+    assert "\n" not in str(caught.value)
+    assert np.array_equal(weights(other), before)
+    assert other.noise.step == 0
+
+
+def test_no_checkpoint_within_a_virtual_batch(tmp_path: Path) -> None:
+    run = private(data=dataset(200))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with BatchMemoryManager(
+            data_loader=run.data_loader, max_physical_batch_size=2, optimizer=run.optimizer
+        ) as loader:
+            _step(run, next(iter(loader)))
+    with pytest.raises(TrainingError, match="after a whole batch"):
+        run.save(tmp_path / "run.dpmf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pickle_is_not_a_checkpoint(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(ran),)
+
+    (tmp_path / "c").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(ValueError, match="must be a file written by dpmf"):
+        private().load(tmp_path / "c")
+    checkpoint.save(tmp_path / "c", {"something": 1})
+    with pytest.raises(ValueError, match="has no 'identity'"):
+        private().load(tmp_path / "c")
+    assert not ran.exists()
+
+
+# Several processes.
+
+
+def _process(rank: int, world: int, port: int, directory: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    torch.manual_seed(rank)  # processes that begin differently must end the same
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
+    if rank == 0:
+        with torch.no_grad():
+            model[1].weight.fill_(0.1)
+            model[1].bias.zero_()
+    run = private(model=DPDDP(model), seed=SEED if rank == 0 else 2)
+    train(run, 10)
+    run.save(Path(directory) / "checkpoint")
+    torch.distributed.barrier()
+    run.load(Path(directory) / "checkpoint")
+    train(run, N - 10)
+    np.save(Path(directory) / f"{rank}.npy", weights(run))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_add_the_noise_once(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.start_processes(_process, (2, port, str(tmp_path)), nprocs=2, start_method="spawn")
+    first, second = (np.load(tmp_path / f"{rank}.npy") for rank in (0, 1))
+    assert np.array_equal(first, second)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
+    with torch.no_grad():
+        model[1].weight.fill_(0.1)
+        model[1].bias.zero_()
+    alone = private(model=model)
+    train(alone, N)
+    # The same records, the same noise: only the order of the sums differs.
+    np.testing.assert_allclose(first, weights(alone), atol=1e-5)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": dataset(7)}, "dataset must have at least as many records as batches_per_epoch = 8, got 7"),
+        ({"data": iter([])}, "dataset must be a dataset with a length"),
+        ({"mechanism": "bsr"}, "mechanism must be a dpmf.Mechanism"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be positive"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm must be finite"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be positive"),
+        ({"noise_multiplier": None}, "either target_epsilon with target_delta, or noise_multiplier"),
+        ({"target_epsilon": 1.0, "target_delta": 1e-5}, "either target_epsilon"),
+        ({"target_delta": 1e-5}, "target_delta must be given with target_epsilon only"),
+        ({"noise_multiplier": None, "target_epsilon": 1.0}, "target_delta must be given"),
+        ({"noise_multiplier": None, "target_epsilon": 0.0, "target_delta": 0.1}, "target_epsilon must be positive"),
+        ({"source": "x"}, "source must be one of"),
+        ({"noise_dtype": "half"}, "dtype must be one of"),
+        ({"grad_sample_mode": "ghost"}, "grad_sample_mode must be one of"),
+        ({"loss_reduction": "none"}, "loss_reduction must be one of"),
+        ({"num_workers": -1}, "num_workers must be at least 0"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        private(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_accountant_that_only_estimates_is_refused() -> None:
+    sampling = dpmf.accountants.MonteCarlo(samples=1000)
+    with pytest.raises(ValueError, match="accountant must be one that proves its bound"):
+        private(noise_multiplier=None, target_epsilon=4.0, target_delta=0.1, accountant=sampling)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    other = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="optimizer must be over parameters of the model"):
+        make_private(network(), other, dataset(), MECHANISM, noise_multiplier=1.0, max_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("missing", ["torch", "opacus"])
+def test_missing_extras(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = network()
+    optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'dpmf\[torch\]'"):
+        make_private(run, optimizer, [], MECHANISM, noise_multiplier=1.0, max_grad_norm=1.0)
+    if missing == "torch":
+        with pytest.raises(MissingExtraError, match="backend torch needs torch"):
+            NoiseStream(MECHANISM, [(3,)], backend="torch")
