@@ -64,13 +64,17 @@ def checkpoint_file(rng: Rng, index: int, directory: Path) -> Outcome:
     from dpmf.training import checkpoint
 
     path = directory / "state.ckpt"
-    state = {"step": int(rng.integers(100)), "weights": rng.random(int(rng.integers(0, 40))), "deep": [{"a": (1.5, None)}]}
+    state = {
+        "step": int(rng.integers(100)),
+        "weights": rng.random(int(rng.integers(0, 40))),
+        "deep": [{"a": (1.5, None)}],
+    }
     checkpoint.save(path, state)
     content = path.read_bytes()
     path.write_bytes(_mangled(rng, content) if rng.random() < 0.95 else content)
 
     def accept(answer: Any) -> str | None:
-        same = answer["step"] == state["step"] and np.array_equal(answer["weights"], state["weights"])  # type: ignore[arg-type]
+        same = answer["step"] == state["step"] and np.array_equal(answer["weights"], weights)
         return None if same and answer["deep"] == state["deep"] else "a damaged checkpoint was read as good"
 
     return judged(lambda: checkpoint.load(path), (), accept)

@@ -19,7 +19,11 @@ SEED = 1  # not the one of the committed run
 
 @pytest.mark.parametrize(
     ("target", "count"),
-    [("command lines", 150), ("matrix and coefficient files", 300), ("strategy caches", 60), ("Python arguments", 250),
+    [
+        ("command lines", 150),
+        ("matrix and coefficient files", 300),
+        ("strategy caches", 60),
+        ("Python arguments", 250),
         ("figure databases", 40),
         ("training checkpoints", 60),
         ("dp_accounting events", 60),
