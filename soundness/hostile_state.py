@@ -64,11 +64,8 @@ def checkpoint_file(rng: Rng, index: int, directory: Path) -> Outcome:
     from dpmf.training import checkpoint
 
     path = directory / "state.ckpt"
-    state = {
-        "step": int(rng.integers(100)),
-        "weights": rng.random(int(rng.integers(0, 40))),
-        "deep": [{"a": (1.5, None)}],
-    }
+    weights = rng.random(int(rng.integers(0, 40)))
+    state = {"step": int(rng.integers(100)), "weights": weights, "deep": [{"a": (1.5, None)}]}
     checkpoint.save(path, state)
     content = path.read_bytes()
     path.write_bytes(_mangled(rng, content) if rng.random() < 0.95 else content)
