@@ -22,6 +22,7 @@ from soundness import summary
 from soundness.hostile_cli import command_line
 from soundness.hostile_files import cache_file, strategy_file
 from soundness.hostile_objects import python_call
+from soundness.hostile_state import checkpoint_file, database, event
 from soundness.judge import Outcome
 
 Target = Callable[[np.random.Generator, int, Path], Outcome]
@@ -30,6 +31,9 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "matrix and coefficient files": (strategy_file, 3000),
     "strategy caches": (cache_file, 1000),
     "Python arguments": (python_call, 2000),
+    "figure databases": (database, 300),
+    "training checkpoints": (checkpoint_file, 300),
+    "dp_accounting events": (event, 300),
 }
 
 

@@ -19,7 +19,7 @@ class _Strange:
         return "strange\nobject"
 
 
-def _values(rng: Rng) -> Any:
+def strange_value(rng: Rng) -> Any:
     pool: list[Any] = [
         None, True, False, "", "1", b"1", 1j, float("nan"), float("inf"), -float("inf"), -1, 0, -0.0, 1, 3, 0.5, 1e-12,
         1e308, 5e-324, 10**400, -(10**400), 2**63, np.float64(0.25), np.int32(3), np.float32("nan"), np.array(1.0),
@@ -60,7 +60,7 @@ def python_call(rng: Rng, index: int, directory: Path) -> Outcome:
     }
     name = str(rng.choice(list(calls)))
     function, arguments = calls[name]
-    spoilt = {str(rng.choice(list(arguments))): _values(rng) for _ in range(int(rng.integers(1, 3)))}
+    spoilt = {str(rng.choice(list(arguments))): strange_value(rng) for _ in range(int(rng.integers(1, 3)))}
     shown = f"{name}({', '.join(f'{k}={type(v).__name__}' for k, v in spoilt.items())})"
 
     def accept(answer: Any) -> str | None:
