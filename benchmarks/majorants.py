@@ -49,7 +49,7 @@ def measure(mechanism: Mechanism, samples: int = 50_000) -> list[tuple[str, list
     for emphasis in _families.EMPHASES:
         own = float((np.exp(emphasis * gram / gram.max()) * gram).sum()) / len(gram)
         for name, model in _families.candidates(gram, emphasis):
-            member = _PreparedChain(mechanism, gram, Chain(), name, model)
+            member = _PreparedChain(mechanism, float(gram.max()), Chain(), name, model)
             cells = [f"{_families.cost_of(model, gram, emphasis) / own:.3f}"]
             for epsilon, true in truth.items():
                 begin = time.process_time()
