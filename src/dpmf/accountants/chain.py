@@ -8,6 +8,7 @@ small matrices (`_chain_laws`), and the option is read off it by a one-sided inv
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
@@ -36,6 +37,7 @@ _FEW_BLOCKS = 8
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
 _FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
+_GROUP = 0.5  # ε that strikes of one pass may differ by
 _PARITY_NOISE = 300.0  # rounding error of a call by parity, in units of that of the transform times K
 _LEAST_DELTA = 1e-15  # smaller values need not be close
 
@@ -145,6 +147,71 @@ class _PreparedChain(PreparedAccountant):
         """As `delta_one_way`; a coarse bound that is far from the target, on either side, is good enough."""
         return self._bound(noise_multiplier, epsilon, direction, target_delta)
 
+    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """Far strikes in groups, one pass over the frequencies for each; the others one by one.
+
+        **Formal guarantees.** A law made for the largest strike bounds the calls at smaller ones too: what its cuts
+        and tails lose is bounded by expectations that do not depend on the strike, because (·)_+ is 1-Lipschitz.
+        """
+        order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
+        far = [k for k in order if direction == "remove" and math.log(_FAR_STRIKE) < epsilons[k] < _LARGEST_EPSILON]
+        if len(far) < 4:
+            far = []
+        near = [k for k in order if k not in far]
+        found = [1.0] * len(epsilons)
+        single = super().deltas_one_way(noise_multiplier, [epsilons[k] for k in near], direction)
+        for k, value in zip(near, single, strict=True):
+            found[k] = value
+        try:
+            while far:
+                group = [k for k in far if epsilons[k] <= epsilons[far[0]] + _GROUP]
+                far = far[len(group) :]
+                values = self._together(noise_multiplier, [epsilons[k] for k in group])
+                for k, value in zip(group, values, strict=True):
+                    found[k] = value
+        except budget.OutOfTime:
+            pass
+        return found
+
+    def _together(self, noise_multiplier: float, epsilons: list[float]) -> list[float]:
+        """δ at a few neighbouring ε, remove direction; one by one where that is better at the first of them."""
+        first = self.delta_one_way(noise_multiplier, epsilons[0], "remove").value
+        if len(epsilons) == 1 or first <= _LEAST_DELTA:
+            return [first] * len(epsilons)  # δ falls with ε
+        model = self._model.scaled(1 / noise_multiplier)
+        n, slip = model.size, self._slip(model, epsilons[-1])
+        strikes = n * np.exp(np.array(epsilons)) * (1 - slip)
+        top, scale = float(strikes[-1]), (1 + 4 * slip) / n
+        bounds = found = np.full(len(epsilons), first)
+        likely = 1e-2 * first
+        plans: Plans = PLANS
+        for resolution, loss in ((self._resolution.scaled(2.0), 0.1), (self._resolution, 0.01)):
+            law = model.law(top, 1, resolution, likely)
+            values = invert_calls(
+                law.transform, strikes,
+                loss=loss, tolerance=1e-3, most=self._options.max_frequencies,
+                strike=top, rounding=law.rounding, extra=law.surplus, plans=plans,
+            )  # fmt: skip
+            usable = [value for value in values if value is not None]
+            if len(usable) < len(epsilons):
+                found = np.full(len(epsilons), 1.0)
+                break
+            found = np.array([(value.value + law.surplus) * scale + 1e-250 for value in usable])
+            bounds = np.minimum(bounds, found)
+            likely, plans = max(float(bounds.min()), _LEAST_DELTA), (usable[len(usable) // 2].plan,)
+        if found[0] > 1.05 * first:
+            rest = [self.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons[1:]]
+            bounds = np.minimum(bounds, [first, *rest])
+        plain = [self._plain.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons]
+        return [min(pair) for pair in zip(bounds.tolist(), plain, strict=True)]
+
+    @staticmethod
+    def _slip(model: Model, epsilon: float) -> float:
+        """Relative errors of the a_i and of the strike, which move the strike: errors of exponents, of shares between
+        rows and of the means of up to n transitions all amount to a slightly different position of a factor."""
+        largest = float(model.variances().max())
+        return 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest)) * (1 + model.size / 16)
+
     def _bound(self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None) -> Evaluation:
         plain = self._plain.delta_one_way(noise_multiplier, epsilon, direction)
         variance = self._largest / noise_multiplier**2
@@ -160,10 +227,7 @@ class _PreparedChain(PreparedAccountant):
 
     def _option(self, model: Model, epsilon: float, sign: int, target: float | None) -> tuple[float, int, float] | None:
         n = model.size
-        largest = float(model.variances().max())
-        # Relative errors of the a_i and of the strike move the strike: errors of exponents, of shares between rows and
-        # of the means of up to n transitions all amount to a slightly different position of a factor.
-        slip = 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest)) * (1 + n / 16)
+        slip = self._slip(model, epsilon)
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
         spread = math.sqrt(_variance_of_sum(model))
