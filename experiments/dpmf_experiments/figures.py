@@ -28,7 +28,7 @@ class Grid:
     whp_multiples: tuple[float, ...] = (1.25, 3.0)
     runtime_deltas: tuple[float, ...] = (1e-3, 1e-4, 1e-5, 3e-6)
     runtime_iterations: tuple[int, ...] = (200, 400, 800, 1600)
-    runtime_batches: tuple[int, ...] = (25, 50, 100, 200)
+    runtime_batches: tuple[int, ...] = (50, 100, 200)
     runtime_batches_iterations: int = 800
     runtime_bandwidths: tuple[int, ...] = (1, 2, 3, 4, 5)
     runtime_orders: tuple[int, ...] = (4, 8, 16)
@@ -206,10 +206,10 @@ def limits(grid: Grid) -> FigureSpec:
     least = minimum_samples(DELTA, DELTA)
     panels = []
     for mechanism in MAIN:
-        # Samples are what takes time: on the coarse grid the larger numbers are for two mechanisms, none for b = 1000.
+        # Samples are what takes time: the coarse grid has limits for two of the mechanisms only.
         multiples = grid.whp_multiples
         if grid is COARSE and mechanism not in (DPSGD_100, BSR_4):
-            multiples = multiples[:1] if mechanism.batches < 1000 else ()
+            multiples = ()
         lines = []
         for number, multiple in enumerate(multiples, start=1):
             which = accountant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpmf_experiments.claims import CLAIMS
+from dpmf_experiments.claims import CLAIMS, Claim
 from dpmf_experiments.figures import COARSE, FULL, catalogue
 from dpmf_experiments.findings import AGREES, DIFFERS, FINDINGS, PARTLY, Numbers
 from dpmf_experiments.spec import Cell, FigureSpec
@@ -37,24 +37,36 @@ Strategies are as given, not column-normalised; N iterations in k epochs of b = 
 """
 
 
+_OPEN = "not computed"
+
+
 def page(figures: Sequence[FigureSpec], results: Mapping[Cell, Mapping[str, Any]]) -> str:
-    """The page as markdown."""
-    full = {figure.name for figure in figures} == set(catalogue(True)) and list(figures) == list(
-        catalogue(True).values()
-    )
+    """The page as markdown. Where cells are missing, it says so instead of drawing conclusions."""
+    full = list(figures) == list(catalogue(True).values())
     numbers = Numbers(results, FULL if full else COARSE)
-    return "\n".join([_INTRODUCTION, _claims(numbers), *(_figure(figure, numbers) for figure in figures)])
+    complete = all(cell in results for figure in figures for cell in figure.cells())
+    return "\n".join([_INTRODUCTION, _claims(numbers, complete), *(_figure(figure, numbers) for figure in figures)])
 
 
-def _claims(numbers: Numbers) -> str:
-    judged = [(claim.says, *claim.judge(numbers)) for claim in CLAIMS]
-    counts = {verdict: sum(row[1] == verdict for row in judged) for verdict in (AGREES, PARTLY, DIFFERS)}
+def _judged(claim: Claim, numbers: Numbers, complete: bool) -> tuple[str, str, str]:
+    try:
+        return claim.says, *claim.judge(numbers)
+    except (LookupError, ValueError, StopIteration):
+        if complete:
+            raise
+        return claim.says, _OPEN, "Its cells are missing in these numbers."
+
+
+def _claims(numbers: Numbers, complete: bool) -> str:
+    judged = [_judged(claim, numbers, complete) for claim in CLAIMS]
+    counts = {verdict: sum(row[1] == verdict for row in judged) for verdict in (AGREES, PARTLY, DIFFERS, _OPEN)}
     rows = [
         f"| {says} | {'**' + verdict + '**' if verdict != AGREES else verdict} | {why} |"
         for says, verdict, why in judged
     ]
+    rest = f" ({counts[_OPEN]} are not computed yet)" if counts[_OPEN] else ""
     head = (
-        f"## Where this agrees with the paper, and where not\n\nOf {len(judged)} claims the data agrees with "
+        f"## Where this agrees with the paper, and where not\n\nOf {len(judged)} claims{rest} the data agrees with "
         f"{counts[AGREES]}, agrees in part with {counts[PARTLY]} and does not agree with {counts[DIFFERS]}. The "
         'verdicts are computed from the data, by rules in `dpmf_experiments/claims.py`; "close" means within 10 % of '
         "the true σ.\n"
@@ -63,7 +75,12 @@ def _claims(numbers: Numbers) -> str:
 
 
 def _figure(figure: FigureSpec, numbers: Numbers) -> str:
-    said = FINDINGS[figure.name](numbers)
+    cells = list(figure.cells())
+    missing = sum(cell not in numbers.results for cell in cells)
+    if missing:
+        said = f"Not finished: {missing} of {len(cells)} cells are missing; the picture shows the rest."
+    else:
+        said = FINDINGS[figure.name](numbers)
     name = figure.name
     return (
         f"## {figure.title}\n\nThe paper's {figure.paper}; `{name}`, [PDF](figures/{name}.pdf).\n\n{said}\n\n"
