@@ -120,7 +120,7 @@ class TorchBackend:
         if source.secure:
             raise ValueError("source must be fast on a GPU: the secure generator runs on the CPU")
         assert self._generator is not None
-        # A 64-bit Philox key per draw, from the 256-bit key and the place.
+        # A 63-bit seed per draw (torch takes no negative ones), from the 256-bit key and the place.
         label = hashlib.sha256(source.key + struct.pack("<3Q", step, array, chunk)).digest()
         self._generator.manual_seed(int.from_bytes(label[:8], "little") >> 1)
         out.normal_(generator=self._generator)
