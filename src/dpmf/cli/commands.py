@@ -198,7 +198,7 @@ def compare(
     renyi = {"max_order": max_order, "work_budget": work_budget}
     sampling = {"samples": _QUICK_SAMPLES if samples is None else samples, "seed": seed}
     # Wrong values are refused whether or not an accountant that uses them is asked.
-    accountant_from("renyi", **renyi)
+    accountant_from("renyi", max_order=max_order, work_budget=work_budget)
     accountant_from("monte-carlo", **sampling)
     options: dict[str, dict[str, Any]] = {"renyi": renyi, "best": renyi, "monte-carlo": sampling}
     names = [a.name for a in suitable(mechanism)] if accountant is None else accountant.split(",")
