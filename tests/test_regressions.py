@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import command_line
@@ -117,3 +119,15 @@ def test_compare_refuses_wrong_options_of_accountants_it_does_not_ask(wrong: tup
     assert done.returncode == 2
     assert wrong[0] in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_figure_database_with_another_table_is_one_line(tmp_path: Path) -> None:
+    """SQLite's own exception came through."""
+    from dpmf_experiments.store import Store
+
+    path = tmp_path / "figures.sqlite"
+    Store.open(path, create=True).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE results RENAME COLUMN finished TO ended")
+    with Store.open(path) as store, pytest.raises(ValueError, match="is damaged: no such column"):
+        list(store)
