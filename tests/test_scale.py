@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import oracles
 import pytest
+from scipy.stats import gamma
 
 import dpmf
 from dpmf import BallsInBins, Mechanism, strategies
 from dpmf.accountants import Chain, chain, lower
+from dpmf.accountants._calls import PLANS, invert_calls
 from dpmf.accountants._chain_laws import LineModel, Resolution
 from dpmf.accountants._stationary import StationaryModel, _power_sum, stationary_models
 from dpmf.accountants.lattice import Lattice
@@ -118,6 +120,23 @@ def test_a_hundred_thousand_batches():
     assert 0 < below <= found.delta <= 3 * below
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_calls_at_several_strikes_against_a_closed_form(plan):
+    """T has a gamma law: its transform is (1 − s)^(−k), and calls are in closed form."""
+    shape, top = 6.0, 36.0
+    strikes = np.array([18.0, 25.0, 36.0])
+    law = gamma(shape)
+    expected = shape * gamma(shape + 1).sf(strikes) - strikes * law.sf(strikes)
+    found = invert_calls(
+        lambda s: (1 - s) ** -shape * np.exp(-s * top), strikes,
+        loss=1e-3, tolerance=1e-4, most=4096, strike=top, rounding=1e-15, extra=0.0, plans=(plan,),
+    )  # fmt: skip
+    values = np.array([one.value for one in found])
+    assert np.all(values >= expected * (1 - 1e-12))
+    if plan[1] <= 7:  # the others let more of the options at higher strikes in
+        np.testing.assert_allclose(values, expected, rtol=0.05)
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
 def test_uncorrelated_noise_within_the_bounds_of_pld_accounting(epsilon):
     pytest.importorskip("PLD_accounting")
@@ -127,3 +146,12 @@ def test_uncorrelated_noise_within_the_bounds_of_pld_accounting(epsilon):
         mechanism, noise_multiplier=1.0, epsilon=epsilon, accountant="pld-accounting", direction="remove"
     ).delta
     assert lower.lower_delta(mechanism, 1.0, epsilon, "remove") <= ours <= theirs * (1 + 1e-6)
+
+
+def test_profiles_in_groups_are_those_one_by_one():
+    prepared = Chain(discretisation_loss=0.02).prepare(Mechanism(strategies.bsr(2), BallsInBins(2, 12))).members()[0]
+    grid = [0.2, 1.2, 1.4, 1.6, 2.5, 2.6, 5.0]
+    together = prepared.deltas_one_way(1.5, grid, "remove")
+    single = [prepared.delta_one_way(1.5, epsilon, "remove").value for epsilon in grid]
+    np.testing.assert_allclose(together, single, rtol=0.08)
+    assert np.all(np.diff(together) <= 0)

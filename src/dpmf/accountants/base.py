@@ -185,7 +185,14 @@ class Portfolio(PreparedAccountant):
         table = [(m, m.deltas_one_way(noise_multiplier, [epsilons[k] for k in probes], direction)) for m in members]
         for place, k in enumerate(probes):
             best[k] = min(row[place] for _, row in table)
-        winners = [min(table, key=lambda row: row[1][place])[0] for place in range(len(probes))]
+        # One that is nearly as good at most of them spares the others.
+        overall = min(table, key=lambda row: sum(math.log(max(value, 1e-300)) for value in row[1]))
+        winners = [
+            overall[0]
+            if overall[1][place] <= 1.03 * best[k]
+            else min(table, key=lambda row, place=place: row[1][place])[0]  # type: ignore[misc]
+            for place, k in enumerate(probes)
+        ]
         for member in {id(w): w for w in winners}.values():
             near = [
                 k

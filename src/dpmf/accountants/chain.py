@@ -38,6 +38,7 @@ _FAR = 30.0  # a coarse bound this many times above or below a target is not ref
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
 _FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
 _GROUP = 0.5  # ε that strikes of one pass may differ by
+_PARITY_STRIKE = 20.0  # K/n up to which parity is tried first
 _PARITY_NOISE = 300.0  # rounding error of a call by parity, in units of that of the transform times K
 _LEAST_DELTA = 1e-15  # smaller values need not be close
 
@@ -293,7 +294,7 @@ class _PreparedChain(PreparedAccountant):
                 smoothing=smoothing, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding,
             )  # fmt: skip
         found = None
-        if strike < _FAR_STRIKE * law.terms:
+        if strike < _PARITY_STRIKE * law.terms:
             found = invert_by_parity(
                 law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
             )
