@@ -104,7 +104,7 @@ def written() -> Iterator[list[str]]:
 def judged(call: Callable[[], object], allowed: tuple[Path, ...], accept: Callable[[object], str | None]) -> Outcome:
     """The verdict on a call that may answer, or refuse with one line. `accept` says what is wrong with an answer."""
     try:
-        with watched(), written() as paths:
+        with watched(HANG_SECONDS), written() as paths:
             answer = call()
     except Hang:
         return fault(f"no answer within {HANG_SECONDS} s")
