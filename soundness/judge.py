@@ -35,22 +35,28 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def watched(seconds: int = HANG_SECONDS) -> Iterator[None]:
-    """An alarm after so many seconds; none where there is no SIGALRM or this is not the main thread."""
+    """An alarm after so many seconds of computing, or ten times as many of waiting (the machine may be busy).
+
+    None where there are no such signals or this is not the main thread.
+    """
 
     def ring(*_: object) -> None:
         raise Hang
 
     try:
-        before = signal.signal(signal.SIGALRM, ring)
+        before = [(number, signal.signal(number, ring)) for number in (signal.SIGALRM, signal.SIGPROF)]
     except (AttributeError, ValueError):
         yield
         return
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(10 * seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 # --- writes --------------------------------------------------------------------------------------------------------
@@ -98,7 +104,7 @@ def written() -> Iterator[list[str]]:
 def judged(call: Callable[[], object], allowed: tuple[Path, ...], accept: Callable[[object], str | None]) -> Outcome:
     """The verdict on a call that may answer, or refuse with one line. `accept` says what is wrong with an answer."""
     try:
-        with watched(), written() as paths:
+        with watched(HANG_SECONDS), written() as paths:
             answer = call()
     except Hang:
         return fault(f"no answer within {HANG_SECONDS} s")

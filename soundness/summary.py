@@ -129,7 +129,8 @@ def _looseness(c: Mapping[str, Any]) -> str:
     rows = [
         (name, where, s["cases"], _shown(s["median"]), _shown(s["ninth_decile"]), _shown(s["worst"]))
         for name, found in c["looseness"].items()
-        for where, s in found.items()
+        for where, _ in REGIMES
+        if (s := found.get(where))
     ]
     return _table(["accountant", "true δ", "cases", "median", "9th decile", "worst"], rows)
 

@@ -239,5 +239,6 @@ def sampled_delta(s: Array, epsilon: float, direction: str, rng: np.random.Gener
     effective = float(values.sum()) ** 2 / squares if squares > 0 else 0.0
     if effective < LEAST_EFFECTIVE:
         return Truth(0.0, 1.0, "sampling, too few")
-    margin = SIGMAS * error + RELATIVE_ERROR * mean
+    # Where δ is nearly 1, what is missing may be too rare for the samples to show it.
+    margin = SIGMAS * error + RELATIVE_ERROR * mean + (50 / samples if mean > 0.1 else 0.0)
     return Truth(max(0.0, mean - margin), min(1.0, mean + margin), "sampling")

@@ -56,7 +56,7 @@ class Conditional(Accountant):
         validation.integer("option", self.option, at_least=1, at_most=3)
         validation.probability("bad_event_share", self.bad_event_share)
         if not isinstance(self.optimise_bad_event, bool):
-            raise ValueError(f"optimise_bad_event must be True or False, got {self.optimise_bad_event!r}")
+            raise validation.wrong("optimise_bad_event", "True or False", self.optimise_bad_event)
         try:
             if isinstance(self.temperatures, str | bytes):  # whose elements would be taken for numbers
                 raise TypeError
@@ -65,7 +65,7 @@ class Conditional(Accountant):
                 for value in self.temperatures
             )
         except TypeError:
-            raise ValueError(f"temperatures must be positive numbers, got {self.temperatures!r}") from None
+            raise validation.wrong("temperatures", "positive numbers", self.temperatures) from None
         if not values:
             raise ValueError("temperatures must be at least one positive number, got none")
         object.__setattr__(self, "temperatures", values)
