@@ -145,8 +145,8 @@ class Store:
             rows = self._connection.execute(
                 "SELECT quantity, parameters, code, result, error, seconds FROM results ORDER BY finished, rowid"
             ).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"database {str(self.path)!r} is damaged: {error}") from None
+        except sqlite3.DatabaseError as damage:
+            raise ValueError(f"database {str(self.path)!r} is damaged: {damage}") from None
         for quantity, text, code, result, error, seconds in rows:
             parsed = None if result is None else json.loads(result)
             yield Record(Cell(quantity, text), code, parsed, error, seconds)
