@@ -254,8 +254,8 @@ def runtime(n: Numbers) -> str:
         f"Exponents over the last three points: Monte Carlo in δ {sampled:.2f}; conditional composition in N "
         f"{by_n['conditional, first σ']:.1f} (next σ {by_n['conditional, next σ']:.1f}) and in b "
         f"{by_b['conditional, first σ']:.1f} (next σ {by_b['conditional, next σ']:.1f}); Rényi in N "
-        f"{by_n['Rényi, α = 8']:.1f}, in b {by_b['Rényi, α = 8']:.1f}. The chain's time depends on how large σ is for the "
-        "mechanism more than on N or b here. "
+        f"{by_n['Rényi, α = 8']:.1f}, in b {by_b['Rényi, α = 8']:.1f}. The chain's time depends on how large σ is for "
+        "the mechanism more than on N or b here. "
         "Seconds are of one core, compiled, at one σ."
     )
 
