@@ -89,5 +89,7 @@ def _with_bar(records: Iterator[Record], weights: dict[Cell, float]) -> Iterator
         for count, record in enumerate(records, start=1):
             yield record
             if record.error is not None:
-                console.print(f"failed: {record.cell.name}: {record.error}", highlight=False, soft_wrap=True)
+                console.print(
+                    f"failed: {record.cell.name}: {record.error}", highlight=False, markup=False, soft_wrap=True
+                )
             bar.update(task, advance=weights.get(record.cell, 0.0), count=count, latest=record.cell.name[:60])
