@@ -142,20 +142,22 @@ class _Cubic(_RemoveOnly):
         gamma = math.exp(epsilon)
         # What may be cut off: in decades that many ε and targets share, so that the law does for all of them.
         decades = 4 * math.ceil(-0.25 * math.log10(3e-5 * (gamma - 0.95) ** 2 * min(target_delta, plain)))
-        while True:
-            law = self._law(noise_multiplier, 10.0**-decades)
-            if self._shared:
-                shared = self._shared / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
-                value, cut, kappa = _smoothed_bound(law, self._tree.b, SmoothedCall(gamma * (1 - _SLIP), shared))
-            else:
-                value, cut, kappa = _cubic_bound(law, self._tree.b, gamma)
-            if cut <= 0.02 * value or decades > _MOST_DECADES:
-                break
-            decades += max(4, decades // 8 * 4)
+        # Nodes may be too large for their cubes: a bound that is not a number is none.
+        with np.errstate(over="ignore", invalid="ignore"):
+            while True:
+                law = self._law(noise_multiplier, 10.0**-decades)
+                if self._shared:
+                    shared = self._shared / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
+                    value, cut, kappa = _smoothed_bound(law, self._tree.b, SmoothedCall(gamma * (1 - _SLIP), shared))
+                else:
+                    value, cut, kappa = _cubic_bound(law, self._tree.b, gamma)
+                if cut <= 0.02 * value or decades > _MOST_DECADES:
+                    break
+                decades += max(4, decades // 8 * 4)
         value = value * (1 + rounding_of(self._tree)) + FLOOR
-        return Evaluation(
-            min(1.0, float(value)), {"tree": self._tree.first, "threshold": kappa, "nodes": len(law.weights)}
-        )
+        if not value < plain:
+            return Evaluation(plain)
+        return Evaluation(float(value), {"tree": self._tree.first, "threshold": kappa, "nodes": len(law.weights)})
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
