@@ -1,6 +1,6 @@
 """What the figures show, in numbers: two lines for each, and the paper's claims with a verdict computed from the data.
 
-Every sentence here is filled in from results; none is written after looking at one run.
+Every number here is filled in from results. The words around them were written knowing a first run.
 """
 
 from __future__ import annotations
