@@ -306,11 +306,6 @@ def test_small_deltas():
             assert exact * (1 - 1e-9) <= member.delta_one_way(sigma, epsilon, direction).value <= 1.5 * exact
 
 
-def test_too_many_batches_are_refused():
-    with pytest.raises(ValueError, match="batches_per_epoch must be at most 5000 for the chain accountant"):
-        Chain().prepare(Mechanism(strategies.bsr(2), BallsInBins(1, 5001)))
-
-
 def test_options_are_checked():
     with pytest.raises(ValueError, match="discretisation_loss must be positive"):
         Chain(discretisation_loss=0.0)

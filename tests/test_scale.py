@@ -80,7 +80,7 @@ def test_stationary_law_is_the_line_law_of_the_same_chain(shared, sign):
     s = sign * np.array([0.01, 0.05, 0.1 + 0.2j, 0.05 + 1j])
     fine = Resolution(0.08, 0.12, 0.02)
     ours, theirs = (m.law(30.0, sign, fine, 1e-6).transform(s) for m in (model, line))
-    np.testing.assert_allclose(ours, theirs, atol=1e-3 * abs(theirs[0]))
+    np.testing.assert_allclose(ours, theirs, atol=2e-3 * abs(theirs[0]))
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

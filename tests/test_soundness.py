@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_soundness_renyi import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
 
 import dpmf
-from dpmf.accountants import ACCOUNTANTS, Accountant, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
+from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
 from dpmf.accountants.lower import lower_delta
 from dpmf.mechanism import Mechanism
 
@@ -18,6 +18,7 @@ from dpmf.mechanism import Mechanism
 TOLERANCE = 3e-6
 DETERMINISTIC: list[Accountant] = [
     Best(renyi=Renyi(work_budget=1e6)),
+    Auto(tolerance=0.5),
     Cascade(),
     Chain(),
     Conditional(),

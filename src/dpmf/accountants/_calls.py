@@ -119,7 +119,7 @@ def _moments_around(transform: Transform, theta: float) -> tuple[float, float] |
     if not math.isfinite(logs[0]):
         return None
     moment = math.exp(min(float(logs[0]), 600.0))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         slopes = moment * np.expm1(np.minimum(logs[1:] - logs[0], 600.0)) / (thetas[1:] - theta)
     slopes = slopes[np.isfinite(slopes)]
     return (moment, max(0.0, float(slopes.min()))) if len(slopes) else None

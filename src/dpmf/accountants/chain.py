@@ -294,11 +294,12 @@ class _PreparedChain(PreparedAccountant):
                 smoothing=smoothing, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding,
             )  # fmt: skip
         found = None
-        if strike < _PARITY_STRIKE * law.terms:
+        noise = _PARITY_NOISE * law.rounding * strike
+        if strike < _PARITY_STRIKE * law.terms or noise < 1e-3 * law.surplus:
             found = invert_by_parity(
                 law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
             )
-            if found is not None and _PARITY_NOISE * law.rounding * strike < 0.02 * (found.value + law.surplus):
+            if found is not None and noise < 0.02 * (found.value + law.surplus):
                 return found
         also = invert_calls(
             law.transform, np.array([strike]),
