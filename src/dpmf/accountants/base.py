@@ -181,7 +181,7 @@ class Portfolio(PreparedAccountant):
         # On a long grid each point is left to those that win at the probes around it: any choice gives valid bounds.
         probes = range(len(epsilons))
         if len(epsilons) > 6 and len(members) > 1:
-            probes = sorted({round(k * (len(epsilons) - 1) / 4) for k in range(5)})  # type: ignore[assignment]
+            probes = sorted({round(k * (len(epsilons) - 1) / 2) for k in range(3)})  # type: ignore[assignment]
         table = [(m, m.deltas_one_way(noise_multiplier, [epsilons[k] for k in probes], direction)) for m in members]
         for place, k in enumerate(probes):
             best[k] = min(row[place] for _, row in table)

@@ -149,42 +149,51 @@ class _PreparedChain(PreparedAccountant):
         return self._bound(noise_multiplier, epsilon, direction, target_delta)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        """Far strikes in groups, one pass over the frequencies for each; the others one by one.
+        """Calls in groups of neighbouring strikes, one pass over the frequencies for each; puts one by one.
 
         **Formal guarantees.** A law made for the largest strike bounds the calls at smaller ones too: what its cuts
-        and tails lose is bounded by expectations that do not depend on the strike, because (·)_+ is 1-Lipschitz.
+        and tails lose is bounded by expectations that do not depend on the strike, because (·)_+ is 1-Lipschitz. δ
+        falls with ε, so a bound at a smaller ε is one at a larger ε too.
         """
+        if direction == "add" or len(epsilons) < 4:
+            return super().deltas_one_way(noise_multiplier, epsilons, direction)
         order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
-        far = [k for k in order if direction == "remove" and math.log(_FAR_STRIKE) < epsilons[k] < _LARGEST_EPSILON]
-        if len(far) < 4:
-            far = []
-        near = [k for k in order if k not in far]
         found = [1.0] * len(epsilons)
-        single = super().deltas_one_way(noise_multiplier, [epsilons[k] for k in near], direction)
-        for k, value in zip(near, single, strict=True):
-            found[k] = value
+        above = 1.0
         try:
-            while far:
-                group = [k for k in far if epsilons[k] <= epsilons[far[0]] + _GROUP]
-                far = far[len(group) :]
-                values = self._together(noise_multiplier, [epsilons[k] for k in group])
-                for k, value in zip(group, values, strict=True):
-                    found[k] = value
+            while order:
+                group = [k for k in order if epsilons[k] <= epsilons[order[0]] + _GROUP]
+                order = order[len(group) :]
+                for k, value in zip(
+                    group, self._together(noise_multiplier, [epsilons[k] for k in group], above), strict=True
+                ):
+                    found[k] = above = min(above, value)
         except budget.OutOfTime:
             pass
         return found
 
-    def _together(self, noise_multiplier: float, epsilons: list[float]) -> list[float]:
-        """δ at a few neighbouring ε, remove direction; one by one where that is better at the first of them."""
-        first = self.delta_one_way(noise_multiplier, epsilons[0], "remove").value
-        if len(epsilons) == 1 or first <= _LEAST_DELTA:
-            return [first] * len(epsilons)  # δ falls with ε
+    def _together(self, noise_multiplier: float, epsilons: list[float], above: float) -> list[float]:
+        """δ at a few neighbouring ε, remove direction, where `above` is a bound for a smaller ε."""
+        if above <= _LEAST_DELTA:
+            return [above] * len(epsilons)
+        alone = [e for e in epsilons if e <= 0.0 or e > _LARGEST_EPSILON]
+        found = None if alone else self._calls_together(noise_multiplier, epsilons, above)
+        # Where many strikes at once are no better than what was known, each gets its own inversion.
+        if found is None or found[0] >= above:
+            return [self.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons]
+        plain = [self._plain.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons]
+        return [min(pair) for pair in zip(found, plain, strict=True)]
+
+    def _calls_together(self, noise_multiplier: float, epsilons: list[float], above: float) -> list[float] | None:
+        variance = self._largest / noise_multiplier**2
+        if not _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE:
+            return None
         model = self._model.scaled(1 / noise_multiplier)
         n, slip = model.size, self._slip(model, epsilons[-1])
         strikes = n * np.exp(np.array(epsilons)) * (1 - slip)
         top, scale = float(strikes[-1]), (1 + 4 * slip) / n
-        bounds = found = np.full(len(epsilons), first)
-        likely = 1e-2 * first
+        found = np.full(len(epsilons), above)
+        likely = 1e-3 * above
         plans: Plans = PLANS
         for resolution, loss in ((self._resolution.scaled(2.0), 0.1), (self._resolution, 0.01)):
             law = model.law(top, 1, resolution, likely)
@@ -195,16 +204,10 @@ class _PreparedChain(PreparedAccountant):
             )  # fmt: skip
             usable = [value for value in values if value is not None]
             if len(usable) < len(epsilons):
-                found = np.full(len(epsilons), 1.0)
-                break
-            found = np.array([(value.value + law.surplus) * scale + 1e-250 for value in usable])
-            bounds = np.minimum(bounds, found)
-            likely, plans = max(float(bounds.min()), _LEAST_DELTA), (usable[len(usable) // 2].plan,)
-        if found[0] > 1.05 * first:
-            rest = [self.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons[1:]]
-            bounds = np.minimum(bounds, [first, *rest])
-        plain = [self._plain.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons]
-        return [min(pair) for pair in zip(bounds.tolist(), plain, strict=True)]
+                return None
+            found = np.minimum(found, [(value.value + law.surplus) * scale + 1e-250 for value in usable])
+            likely, plans = max(float(found.min()), _LEAST_DELTA), (usable[len(usable) // 2].plan,)
+        return [float(value) for value in found]
 
     @staticmethod
     def _slip(model: Model, epsilon: float) -> float:
@@ -293,16 +296,22 @@ class _PreparedChain(PreparedAccountant):
                 law.transform, sign, tilt,
                 smoothing=smoothing, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding,
             )  # fmt: skip
-        found = None
         noise = _PARITY_NOISE * law.rounding * strike
-        if strike < _PARITY_STRIKE * law.terms or noise < 1e-3 * law.surplus:
-            found = invert_by_parity(
-                law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
-            )
+        found = None
+        if strike < _PARITY_STRIKE * law.terms:
+            found = self._by_parity(law, strike, loss)
             if found is not None and noise < 0.02 * (found.value + law.surplus):
                 return found
         also = invert_calls(
             law.transform, np.array([strike]),
             loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding, extra=law.surplus, plans=plans,
         )[0]  # fmt: skip
+        if found is None and (also is None or noise < 0.1 * (also.value + law.surplus)):
+            found = self._by_parity(law, strike, loss)
         return min((one for one in (found, also) if one is not None), key=lambda one: one.value, default=None)
+
+    def _by_parity(self, law: Law, strike: float, loss: float) -> Inversion | None:
+        most = self._options.max_frequencies
+        return invert_by_parity(
+            law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
+        )
