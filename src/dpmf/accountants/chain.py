@@ -149,7 +149,7 @@ class _PreparedChain(PreparedAccountant):
         return self._bound(noise_multiplier, epsilon, direction, target_delta)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        """Calls in groups of neighbouring strikes, one pass over the frequencies for each; puts one by one.
+        """Calls at far strikes in groups, one pass over the frequencies for each; the others one by one.
 
         **Formal guarantees.** A law made for the largest strike bounds the calls at smaller ones too: what its cuts
         and tails lose is bounded by expectations that do not depend on the strike, because (·)_+ is 1-Lipschitz. δ
@@ -162,7 +162,8 @@ class _PreparedChain(PreparedAccountant):
         above = 1.0
         try:
             while order:
-                group = [k for k in order if epsilons[k] <= epsilons[order[0]] + _GROUP]
+                near = epsilons[order[0]] <= math.log(_FAR_STRIKE)
+                group = order[:1] if near else [k for k in order if epsilons[k] <= epsilons[order[0]] + _GROUP]
                 order = order[len(group) :]
                 for k, value in zip(
                     group, self._together(noise_multiplier, [epsilons[k] for k in group], above), strict=True
@@ -176,7 +177,7 @@ class _PreparedChain(PreparedAccountant):
         """δ at a few neighbouring ε, remove direction, where `above` is a bound for a smaller ε."""
         if above <= _LEAST_DELTA:
             return [above] * len(epsilons)
-        alone = [e for e in epsilons if e <= 0.0 or e > _LARGEST_EPSILON]
+        alone = epsilons[0] <= math.log(_FAR_STRIKE) or epsilons[-1] > _LARGEST_EPSILON
         found = None if alone else self._calls_together(noise_multiplier, epsilons, above)
         # Where many strikes at once are no better than what was known, each gets its own inversion.
         if found is None or found[0] >= above:
