@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 
 from dpmf.accountants._majorants import MARGIN, lags_of
 from dpmf.accountants._renewal import RenewalModel
+from dpmf.accountants._separators import ring_of_fewer
 from dpmf.strategies.base import Array
 
 _LEAST_RATE, _TOP_RATE = 1e-5, 5.0
@@ -186,10 +187,7 @@ def renewal_blocks(gram: Array, emphasis: float, lengths: list[int]) -> RenewalM
     for length in lengths:
         blocks = b // length
         kept = length * blocks
-        d = np.arange(kept)
-        near = np.minimum(d, kept - d)
-        lags = np.maximum(g[near], g[np.minimum(near + b - kept, kept - near)])
-        lags[0] = g[0]
+        lags = ring_of_fewer(g, b, kept)
         closed = wraps or kept < b
         lags = lags if closed else linear
         for model in _fits(lags, length, emphasis, blocks, closed):

@@ -128,6 +128,15 @@ class SeparatorLaw(Law):
         return np.array(powers, dtype=np.complex128)
 
 
+def ring_of_fewer(g: Array, b: int, kept: int) -> Array:
+    """Lags of a ring of `kept` indices that are at least those of any `kept` neighbours on a ring of b, lags g."""
+    d = np.arange(kept)
+    near = np.minimum(d, kept - d)
+    lags = np.maximum(g[near], g[np.minimum(near + b - kept, kept - near)])
+    lags[0] = g[0]
+    return np.asarray(lags)
+
+
 def separators(gram: Array, emphasis: float) -> SeparatorModel | None:
     """The best fit over a few block lengths; None where the band is too wide, or the ring too short.
 
@@ -151,10 +160,7 @@ def separators(gram: Array, emphasis: float) -> SeparatorModel | None:
         if blocks < 4:
             continue
         kept = length * blocks
-        d = np.arange(kept)
-        near = np.minimum(d, kept - d)
-        lags = np.maximum(g[near], g[np.minimum(near + b - kept, kept - near)])
-        lags[0] = g[0]
+        lags = ring_of_fewer(g, b, kept)
         closed = wraps or kept < b
         found = _fit(lags if closed else linear, length, blocks, emphasis, closed)
         if found is not None:
