@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from dpmf import strategies
 from dpmf.accountants._chain_laws import LineModel, Resolution, chain_covariance
 from dpmf.accountants._majorants import line_chain, raised, ring_chain, shared_factor
+from dpmf.accountants._puts import invert_puts
 from dpmf.accountants._separators import SeparatorModel, separators
-from dpmf.accountants._transfer import TermTable, hat_weights, invert, invert_by_parity
+from dpmf.accountants._transfer import TermTable, hat_weights, invert
 from dpmf.accountants.chain import Chain, _PreparedChain
 from dpmf.accountants.lattice import Lattice
 from dpmf.allocation import BallsInBins
@@ -107,22 +108,38 @@ def test_table_of_terms_is_mean_preserving():
         np.testing.assert_allclose(mean, np.exp(y), rtol=1e-9, atol=1e-9)
 
 
+def _call_on_a_normal(strike: float) -> float:
+    z = (strike - 100) / 10
+    return 10 * (math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2)))
+
+
 @pytest.mark.parametrize("strike", [110.0, 140.0, 180.0])
-def test_inversions_of_a_gaussian_sum(strike):
-    """T ~ N(100, 100): both inversions are above the closed form, and close to it."""
+@pytest.mark.parametrize("others", [(), (1.0, 4.0)], ids=["one strike", "three strikes"])
+@pytest.mark.parametrize("sign", [1, -1], ids=["call", "put"])
+def test_inversions_of_a_gaussian_sum(strike, others, sign):
+    """T ~ N(100, 100): all inversions are above the closed form, and close to it, at every strike of a pass."""
 
     def transform(s: np.ndarray) -> np.ndarray:
-        return np.exp(s * (100 - strike) + 50 * s**2)
+        return np.exp(s * (100 - top) + 50 * s**2)
 
-    z = (strike - 100) / 10
-    expected = 10 * (math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2)))
-    tilted = invert(transform, 1, z / 10, smoothing=0.1, tolerance=1e-3, most=4000, strike=strike, rounding=1e-13)
-    assert tilted is not None
-    assert expected <= tilted.value <= expected * 1.02
-    if z < 5:
-        parity = invert_by_parity(transform, loss=0.01, tolerance=1e-3, most=4096, strike=strike, rounding=1e-15)
-        assert parity is not None
-        assert expected <= parity.value <= expected * 1.03
+    top = strike if sign > 0 else 200 - strike
+    gap = np.array([0.0, *others])
+    # The normal law is symmetric: a put at 100 − x is worth what a call at 100 + x is.
+    expected = np.array([_call_on_a_normal(100 + sign * (top - g - 100)) for g in gap])
+    tilted = invert(
+        transform, sign, (strike - 100) / 100, gap,
+        smoothing=0.1, tolerance=1e-3, most=4000, strike=top, rounding=1e-13,
+    )  # fmt: skip
+    assert all(one is not None for one in tilted)
+    values = np.array([one.value for one in tilted if one is not None])
+    assert np.all((expected <= values) & (values <= expected * 1.03))
+    if strike < 150 and sign > 0:
+        by_parity = invert_puts(
+            transform, top - gap, sign, loss=0.01, tolerance=1e-3, most=4096, strike=top, rounding=1e-15, extra=0.0
+        )
+        values = np.array([one.value for one in by_parity if one is not None])
+        assert len(values) == len(gap)
+        assert np.all((expected <= values) & (values <= expected * 1.03))
 
 
 # --- majorants -----------------------------------------------------------------------------------------------------

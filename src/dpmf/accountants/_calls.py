@@ -106,7 +106,7 @@ def invert_calls(
             held = best[place]
             improved |= held is None or value + extra < 0.98 * (held.value + extra)
             if held is None or value < held.value:
-                best[place] = PlannedInversion(value, theta, count, plan)
+                best[place] = PlannedInversion(value, theta, count, float(noise[place]), plan)
         if not improved and np.all(noise < 0.05 * (values + extra)):
             break
     return best

@@ -25,7 +25,7 @@ _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.5
 _MOST_SMOOTHING = 6.0  # ηθ, which costs a factor e^(18): the plain Gaussian mechanism does better
-_WRAP = 5.0  # θL of the inversion by parity: aliases are worth e^(−5) of a smaller option, rounding grows with e^(θL)
+_MOST_EXCESS = 8.0  # log of how much larger than at its saddle M may be on the line that is integrated along
 _NARROWEST = 20  # a standard deviation below spacing/20 is not worth resolving
 
 
@@ -183,15 +183,21 @@ class Inversion:
     value: float
     tilt: float
     frequencies: int
+    noise: float  # how much of the value is allowance for rounding
 
 
 _RATIOS = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.1, 2.5, 3.0, 4.0, 6.0])
 
 
-def pilot(transform: Transform, sign: int, scale: float, farthest: float) -> tuple[float, float] | None:
-    """(θ that minimises M(θ)/θ², log of M(θ)/(eθ), which is at least the option), from a coarse scan."""
+def pilot(
+    transform: Transform, sign: int, scale: float, farthest: float, gap: float = 0.0
+) -> tuple[float, float] | None:
+    """(θ that minimises M(θ)/θ², log of M(θ)/(eθ), which is at least the option), from a coarse scan.
+
+    `gap` is how far the strike is below that of the transform.
+    """
     thetas = np.geomspace(0.02 / (scale + farthest), 60 / scale, 28)
-    values = _log_real(transform, sign * thetas)
+    values = _log_real(transform, sign * thetas) + sign * thetas * gap
     score = np.where(np.isfinite(values), values - 2 * np.log(thetas), np.inf)
     best = int(np.argmin(score))
     if not math.isfinite(score[best]):
@@ -203,20 +209,24 @@ def invert(
     transform: Transform,
     sign: int,
     near: float,
+    gap: Array,
     *,
     smoothing: float,
     tolerance: float,
     most: int,
     strike: float,
     rounding: float,
-) -> Inversion | None:
-    """An upper bound on E(±(T − K))_+ from M(s) = E e^(±s(T − K)); `near` is about the best tilt.
+) -> list[Inversion | None]:
+    """Upper bounds on E(±(T − K))_+ from M(s) = E e^(±s(T − strike)), for K = strike − gap.
+
+    M is evaluated once for all K, which should be close together; `near` is about a good tilt for them.
 
     **Formal guarantees.** With s_k = θ + 2πik/L, the sum of M(s_k)/s_k² over all integers k, divided by L, is by
     Poisson's formula exactly Σ_m e^(θLm)·c(K ± mL), c the call (put) as a function of its strike: every term is
     non-negative and that of m = 0 is the option. So any θ > 0 and L > 0 give an upper bound. Adding an independent
     N(0, η²) to T can only raise it (Jensen) and multiplies M(s) by e^(η²s²/2), which makes the sum converge: the
-    frequencies left out are at most their moduli, |M(s)| ≤ M(θ), summed as a geometric series.
+    frequencies left out are at most their moduli, |M(s)| ≤ M(θ), summed as a geometric series. For another K, M is
+    multiplied by e^(±s·gap).
 
     Rounding: sums and products along a path of the transfer matrices have a relative error of at most `rounding`; the
     exponents s(a − K/n) have an error of 4u|s|(a + K/n), that is 4u|s|(T + K) over a path. Errors are averages over the
@@ -224,50 +234,70 @@ def invert(
     θ" < θ < θ' (M is convex, and x·e^(−θx) ≤ e^(−θ"x)/(e(θ − θ")) for x ≥ 0). Both errors are added at every frequency.
     The choice of θ, L, η from M on the real axis decides how tight the bound is, never whether it holds.
     """
+    nothing: list[Inversion | None] = [None] * len(gap)
     thetas = near * _RATIOS
-    logs = _log_real(transform, sign * thetas)
-    good = np.isfinite(logs)
+    real = _log_real(transform, sign * thetas)
+    good = np.isfinite(real)
     if good.sum() < 5:
-        return None
-    thetas, logs = thetas[good], logs[good]
-    best = int(np.argmin(logs - 2 * np.log(thetas)))
-    theta = float(thetas[best])
-    middle = min(max(best, 1), len(thetas) - 2)
-    step = np.diff(thetas[middle - 1 : middle + 2])
-    slopes = np.diff(logs[middle - 1 : middle + 2]) / step
-    curvature = max(0.0, float((slopes[1] - slopes[0]) / step.mean())) + 2 / theta**2
-    log_value = float(logs[best]) - 2 * math.log(theta) - 0.5 * math.log(2 * math.pi * curvature)
-    log_allowed = log_value + math.log(tolerance)
+        return nothing
+    thetas, logs = thetas[good], real[good, None] + sign * thetas[good, None] * gap
+    saddles = np.argmin(logs - 2 * np.log(thetas)[:, None], axis=0)
+    log_allowed = np.array([_log_value(thetas, logs[:, k], int(i)) for k, i in enumerate(saddles)]) + math.log(
+        tolerance
+    )
+    eta = smoothing / float(thetas[saddles].max())
+
+    def needed(index: int, period: float, eta: float) -> int:
+        theta = float(thetas[index])
+        return max(
+            _frequencies(theta, eta, period, float(log), float(allowed))
+            for log, allowed in zip(logs[index], log_allowed, strict=True)
+        )
+
     plans = []
-    eta = smoothing / theta
-    for index in range(max(1, best - 5), min(best + 1, len(thetas) - 1)):
-        period = _period(thetas, logs, index, log_allowed)
-        count = _frequencies(float(thetas[index]), eta, period, float(logs[index]), log_allowed)
-        plans.append((count, index, period))
+    for index in range(max(1, int(saddles.min()) - 5), min(int(saddles.max()) + 1, len(thetas) - 1)):
+        period = max(_period(thetas, logs[:, k], index, float(log_allowed[k])) for k in range(len(gap)))
+        # How much larger than at the saddle M is, rounding errors are.
+        excess = float((logs[index] - logs[saddles, np.arange(len(gap))]).max())
+        plans.append((needed(index, period, eta) * (1 if excess < _MOST_EXCESS else 1000), index, period))
     if not plans:
-        return None
-    count, best, period = min(plans)
-    theta = float(thetas[best])
+        return nothing
+    _, best, period = min(plans)
+    theta, count = float(thetas[best]), needed(best, period, eta)
     while count > most:
         eta *= 1.25
         if eta * theta > _MOST_SMOOTHING:  # frequencies below θ are not damped: no η brings so few of them
-            return None
-        count = _frequencies(theta, eta, period, float(logs[best]), log_allowed)
-    omega = 2 * math.pi / period * np.arange(count)
-    s = theta + 1j * omega
+            return nothing
+        count = needed(best, period, eta)
+    s = theta + 1j * (2 * math.pi / period * np.arange(count))
     moments = transform(sign * s)
-    damping = np.exp(0.5 * eta**2 * s**2) / s**2
-    terms = (moments * damping).real
-    moment = float(moments[0].real)
-    beyond = np.expm1(np.minimum(logs[best + 1 :] - logs[best], 600.0)) / (thetas[best + 1 :] - theta)
-    behind = np.exp(logs[:best] - logs[best]) / (math.e * (theta - thetas[:best]))
-    spread = 1.01 * moment * (float(beyond.min()) + float(behind.min()) + 2 * strike)
-    errors = (1.01 * rounding * moment + 8 * UNIT * np.abs(s) * spread) * np.abs(damping)
     multiplicity = np.full(count, 2.0)
     multiplicity[0] = 1.0
-    total = float((multiplicity * (terms + errors)).sum()) / period
-    total += math.exp(_log_remainder(theta, eta, period, math.log(moment), count))
-    return Inversion(total, theta, count) if math.isfinite(total) and total > 0 else None
+    damping = multiplicity * np.exp(0.5 * eta**2 * s**2) / s**2 / period
+    shift = np.exp(sign * theta * gap)
+    moment = float(moments[0].real) * shift
+    ahead = np.expm1(np.minimum(logs[best + 1 :] - logs[best], 600.0)) / (thetas[best + 1 :] - theta)[:, None]
+    behind = np.exp(logs[:best] - logs[best]) / (math.e * (theta - thetas[:best]))[:, None]
+    spread = 1.01 * moment * (ahead.min(axis=0) + behind.min(axis=0) + 2 * strike)
+    weight = np.abs(damping)
+    noise = 1.01 * rounding * moment * weight.sum() + 8 * UNIT * float((weight * np.abs(s)).sum()) * spread
+    values = ((moments * damping)[:, None] * np.exp(sign * s[:, None] * gap)).real.sum(axis=0) + noise
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        values += np.exp(_log_remainder(theta, eta, period, 0.0, count)) * moment
+    return [
+        Inversion(value, theta, count, allowance) if math.isfinite(value) and value > 0 else None
+        for value, allowance in zip(values.tolist(), noise.tolist(), strict=True)
+    ]
+
+
+def _log_value(thetas: Array, logs: Array, saddle: int) -> float:
+    """log of the option by the saddle point method, about."""
+    theta = float(thetas[saddle])
+    middle = min(max(saddle, 1), len(thetas) - 2)
+    step = np.diff(thetas[middle - 1 : middle + 2])
+    slopes = np.diff(logs[middle - 1 : middle + 2]) / step
+    curvature = max(0.0, float((slopes[1] - slopes[0]) / step.mean())) + 2 / theta**2
+    return float(logs[saddle]) - 2 * math.log(theta) - 0.5 * math.log(2 * math.pi * curvature)
 
 
 def _period(thetas: Array, logs: Array, index: int, log_allowed: float) -> float:
@@ -277,52 +307,6 @@ def _period(thetas: Array, logs: Array, index: int, log_allowed: float) -> float
         needed = (logs[side] - 1 - np.log(thetas[side]) - log_allowed) / np.abs(thetas[side] - theta)
         period = max(period, float(needed.min()))
     return period
-
-
-def invert_by_parity(
-    transform: Transform, *, loss: float, tolerance: float, most: int, strike: float, rounding: float
-) -> Inversion | None:
-    """An upper bound on E(T − K)_+ as E(T − K) + E(K − T)_+, for heavy tails; smoothing is to cost about `loss` of it.
-
-    **Formal guarantees.** As for `invert`, with the put's transform M(s) = E e^(−s(T−K)), for which the terms with
-    m ≥ 1 are puts of strikes K + mL, at least mL·E1 − E(T − K) each (1 stands for the measure's mass): these parts are
-    subtracted. Mass and E(T − K) are those of the same discretised measure, for which parity is exact; they are read
-    off M at an imaginary argument so small that its square vanishes beside 1, without cancellation. Values for several
-    η are upper bounds all, so stopping when they no longer fall is a matter of tightness.
-    """
-    tiny = 1e-60 / strike
-    at_zero = complex(transform(np.array([tiny * 1j]))[0])
-    mass, drift = at_zero.real, at_zero.imag / tiny
-    period = 1.2 * strike
-    theta = _WRAP / period
-    aliases = np.arange(1, 60)
-    known = float((np.exp(-theta * period * aliases) * np.maximum(mass * aliases * period - drift, 0.0)).sum())
-    count, value = 16, math.inf
-    moments = np.empty(0, dtype=np.complex128)
-    while True:
-        s = theta + 2j * math.pi / period * np.arange(count)
-        moments = np.concatenate((moments, transform(-s[len(moments) :])))
-        moment = float(moments[0].real)
-        if not (math.isfinite(moment) and moment > 0):
-            return None
-        log_allowed = math.log(tolerance * min(value, strike))
-        eta = _least_smoothing(theta, period, math.log(moment), count, log_allowed)
-        damping = np.exp(0.5 * eta**2 * s**2) / s**2
-        multiplicity = np.full(count, 2.0)
-        multiplicity[0] = 1.0
-        remainder = math.exp(_log_remainder(theta, eta, period, math.log(moment), count))
-        # Paths with T ≤ K have |T − K| ≤ K, the others |T − K|e^(−θ|T−K|) ≤ 1/(eθ).
-        spread = 3 * strike * moment + 1 / (math.e * theta)
-        errors = (1.01 * rounding * moment + 8 * UNIT * np.abs(s) * spread) * np.abs(damping)
-        noise = float((multiplicity * errors).sum()) / period + 4 * rounding * (strike + abs(drift))
-        put = float((multiplicity * (moments * damping).real).sum()) / period
-        previous, value = value, drift + put - known + remainder + noise
-        if not math.isfinite(value) or value <= 0:
-            return None
-        # The cost of smoothing falls with η², η with 1/count.
-        if previous < value * (1 + 3 * loss) or 2 * count > most or noise > 0.1 * value:
-            return Inversion(min(value, previous), theta, count)
-        count *= 2
 
 
 def _least_smoothing(theta: float, period: float, log_moment: float, count: int, log_allowed: float) -> float:

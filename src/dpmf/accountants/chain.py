@@ -19,9 +19,10 @@ from dpmf.accountants import _families
 from dpmf.accountants._calls import PLANS, PlannedInversion, invert_calls
 from dpmf.accountants._chain_laws import Law, Resolution
 from dpmf.accountants._lattice_weights import gaussian_delta
+from dpmf.accountants._puts import invert_puts
 from dpmf.accountants._separators import SeparatorModel
 from dpmf.accountants._stationary import StationaryModel, stationary_models
-from dpmf.accountants._transfer import UNIT, Inversion, invert, invert_by_parity, pilot
+from dpmf.accountants._transfer import UNIT, Inversion, invert, pilot
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
@@ -37,10 +38,19 @@ _FEW_BLOCKS = 8
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
 _FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
+# Frequencies of a coarse pass for several strikes; strikes that need more differ too much.
+_MOST_SHARED = {"tilted": 150, "puts": 600, "calls": 600}
 _GROUP = 0.5  # ε that strikes of one pass may differ by
-_PARITY_STRIKE = 20.0  # K/n up to which parity is tried first
-_PARITY_NOISE = 300.0  # rounding error of a call by parity, in units of that of the transform times K
+_NOISE = 0.02  # part of a value that the allowance for rounding may be
 _LEAST_DELTA = 1e-15  # smaller values need not be close
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which inversion to use: "tilted", "puts" (parity for calls) or "calls", the last with its plan."""
+
+    name: str
+    plan: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class Chain(Accountant):
         by its own rounding error, is replaced by Gram matrices that are larger in every entry, and E f(A) increases
         with every entry for convex f (Kahane's inequality), in both directions. The laws of the majorants are
         discretised from above (`LineLaw`, `TermTable`, `hat_weights`), inverted from above (`invert`,
-        `invert_by_parity`, `invert_calls`), and all that is cut off is added. The smallest of several such bounds is
+        `invert_puts`, `invert_calls`), and all that is cut off is added. The smallest of several such bounds is
         returned; the Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
         """
         n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
@@ -138,6 +148,7 @@ class _PreparedChain(PreparedAccountant):
         self._options, self._family, self._model = options, family, model
         self._largest = float(model.variances().max())
         self._resolution = Resolution().scaled(math.sqrt(options.discretisation_loss / 0.005))
+        self._routes: dict[tuple[int, float], Route] = {}  # what won last time a target was aimed at
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         return self._bound(noise_multiplier, epsilon, direction, None)
@@ -149,66 +160,80 @@ class _PreparedChain(PreparedAccountant):
         return self._bound(noise_multiplier, epsilon, direction, target_delta)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        """Calls at far strikes in groups, one pass over the frequencies for each; the others one by one.
+        """Neighbouring strikes in groups, one pass over the frequencies for each; one by one what that leaves open.
 
-        **Formal guarantees.** A law made for the largest strike bounds the calls at smaller ones too: what its cuts
-        and tails lose is bounded by expectations that do not depend on the strike, because (·)_+ is 1-Lipschitz. δ
-        falls with ε, so a bound at a smaller ε is one at a larger ε too.
+        **Formal guarantees.** A law made for the largest strike bounds the options at smaller ones too: what its cuts
+        and tails lose is bounded by expectations that do not depend on the strike, because (·)_+ is 1-Lipschitz, or,
+        for puts, by the largest strike. δ falls with ε, so a bound at a smaller ε is one at a larger ε too.
         """
-        if direction == "add" or len(epsilons) < 4:
+        if len(epsilons) < 4:
             return super().deltas_one_way(noise_multiplier, epsilons, direction)
         order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
         found = [1.0] * len(epsilons)
         above = 1.0
         try:
             while order:
-                near = epsilons[order[0]] <= math.log(_FAR_STRIKE)
-                group = order[:1] if near else [k for k in order if epsilons[k] <= epsilons[order[0]] + _GROUP]
+                budget.check()
+                group = [k for k in order if epsilons[k] <= epsilons[order[0]] + _GROUP]
                 order = order[len(group) :]
-                for k, value in zip(
-                    group, self._together(noise_multiplier, [epsilons[k] for k in group], above), strict=True
-                ):
+                values = self._together(noise_multiplier, [epsilons[k] for k in group], direction, above)
+                for k, value in zip(group, values, strict=True):
                     found[k] = above = min(above, value)
         except budget.OutOfTime:
             pass
         return found
 
-    def _together(self, noise_multiplier: float, epsilons: list[float], above: float) -> list[float]:
-        """δ at a few neighbouring ε, remove direction, where `above` is a bound for a smaller ε."""
+    def _together(
+        self, noise_multiplier: float, epsilons: list[float], direction: Direction, above: float
+    ) -> list[float]:
+        """δ at a few neighbouring ε, where `above` is a bound for a smaller ε."""
+        plain = [self._plain.delta_one_way(noise_multiplier, epsilon, direction).value for epsilon in epsilons]
+        above = min(above, plain[0])
         if above <= _LEAST_DELTA:
             return [above] * len(epsilons)
-        alone = epsilons[0] <= math.log(_FAR_STRIKE) or epsilons[-1] > _LARGEST_EPSILON
-        found = None if alone else self._calls_together(noise_multiplier, epsilons, above)
-        # Where many strikes at once are no better than what was known, each gets its own inversion.
-        if found is None or found[0] >= above:
-            return [self.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons]
-        plain = [self._plain.delta_one_way(noise_multiplier, epsilon, "remove").value for epsilon in epsilons]
-        return [min(pair) for pair in zip(found, plain, strict=True)]
+        shared: list[float | None] = [None] * len(epsilons)
+        if self._applies(noise_multiplier, epsilons[-1]):
+            model = self._model.scaled(1 / noise_multiplier)
+            shared = self._options_together(model, np.array(epsilons), 1 if direction == "remove" else -1, above)
+        found = []
+        for epsilon, value, least in zip(epsilons, shared, plain, strict=True):
+            if value is None and above > _LEAST_DELTA:
+                value = self.delta_one_way(noise_multiplier, epsilon, direction).value
+            above = min(above, least, above if value is None else value)
+            found.append(above)
+        return found
 
-    def _calls_together(self, noise_multiplier: float, epsilons: list[float], above: float) -> list[float] | None:
-        variance = self._largest / noise_multiplier**2
-        if not _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE:
-            return None
-        model = self._model.scaled(1 / noise_multiplier)
-        n, slip = model.size, self._slip(model, epsilons[-1])
-        strikes = n * np.exp(np.array(epsilons)) * (1 - slip)
-        top, scale = float(strikes[-1]), (1 + 4 * slip) / n
-        found = np.full(len(epsilons), above)
-        likely = 1e-3 * above
-        plans: Plans = PLANS
-        for resolution, loss in ((self._resolution.scaled(2.0), 0.1), (self._resolution, 0.01)):
-            law = model.law(top, 1, resolution, likely)
-            values = invert_calls(
-                law.transform, strikes,
-                loss=loss, tolerance=1e-3, most=self._options.max_frequencies,
-                strike=top, rounding=law.rounding, extra=law.surplus, plans=plans,
-            )  # fmt: skip
-            usable = [value for value in values if value is not None]
-            if len(usable) < len(epsilons):
-                return None
-            found = np.minimum(found, [(value.value + law.surplus) * scale + 1e-250 for value in usable])
-            likely, plans = max(float(found.min()), _LEAST_DELTA), (usable[len(usable) // 2].plan,)
-        return [float(value) for value in found]
+    def _options_together(self, model: Model, epsilons: Array, sign: int, above: float) -> list[float | None]:
+        """δ at several ε by few passes; None where these are no better than what was known."""
+        found: list[float | None] = [None] * len(epsilons)
+        n, slip = model.size, self._slip(model, float(epsilons.max()))
+        strikes = n * np.exp(sign * epsilons) * (1 - sign * slip)
+        scales = np.exp(epsilons * (sign < 0)) / n * (1 + 4 * slip)
+        top, centre = float(strikes.max()), float(strikes[len(strikes) // 2])
+        law = model.law(top, sign, self._resolution.scaled(2.0), 1e-3 * above * float((1 / n / scales).min()))
+        start = pilot(law.transform, sign, self._scale(model, centre), abs(centre - n), top - centre)
+        if start is None:
+            return found
+        tilt, least = start[0], math.inf
+        passes: dict[str, tuple[Route, list[int]]] = {}
+        for place, scouted in enumerate(self._scout(law, sign, tilt, strikes)):
+            if scouted is None or scouted[0].frequencies > _MOST_SHARED[scouted[1].name]:
+                continue
+            bound = scouted[0].value + law.surplus
+            if bound * scales[place] < above:
+                passes.setdefault(scouted[1].name, (scouted[1], []))[1].append(place)
+                least = min(least, bound)
+        if passes:
+            law = model.law(top, sign, self._resolution, max(least / max(top, n), _LEAST_DELTA))
+        for route, places in passes.values():
+            for place, one in zip(places, self._invert(law, sign, tilt, route, strikes[places], 0.01), strict=True):
+                if one is not None:
+                    found[place] = min(1.0, (one.value + law.surplus) * float(scales[place]) + 1e-250)
+        return found
+
+    @staticmethod
+    def _scale(model: Model, strike: float) -> float:
+        return min(math.sqrt(_variance_of_sum(model)), strike)
 
     @staticmethod
     def _slip(model: Model, epsilon: float) -> float:
@@ -217,12 +242,14 @@ class _PreparedChain(PreparedAccountant):
         largest = float(model.variances().max())
         return 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest)) * (1 + model.size / 16)
 
+    def _applies(self, noise_multiplier: float, epsilon: float) -> bool:
+        variance = self._largest / noise_multiplier**2
+        return _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE and epsilon <= _LARGEST_EPSILON
+
     def _bound(self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None) -> Evaluation:
         plain = self._plain.delta_one_way(noise_multiplier, epsilon, direction)
-        variance = self._largest / noise_multiplier**2
-        outside = not _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE
         close_enough = plain.value <= (_NEGLIGIBLE if target else _LEAST_DELTA)
-        if close_enough or outside or epsilon > _LARGEST_EPSILON:
+        if close_enough or not self._applies(noise_multiplier, epsilon):
             return plain
         model, sign = self._model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
         found = self._option(model, epsilon, sign, target)
@@ -235,34 +262,37 @@ class _PreparedChain(PreparedAccountant):
         slip = self._slip(model, epsilon)
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
-        spread = math.sqrt(_variance_of_sum(model))
         coarse = model.law(strike, sign, self._resolution.scaled(2.0), (target or 1e-8) / 10)
-        start = pilot(coarse.transform, sign, min(spread, strike), abs(strike - n))
-        if start is None:
+        # Near a target the route that won before will do again, and needs no pilot.
+        route = self._routes.get((sign, epsilon)) if target else None
+        rough = None
+        tilt, likely = 0.0, 0.25
+        if route is not None and route.name != "tilted":
+            rough = self._follow(coarse, sign, 0.0, route, strike, 0.1)
+        if rough is None:
+            start = pilot(coarse.transform, sign, self._scale(model, strike), abs(strike - n))
+            if start is None:
+                return None
+            tilt, log_bound = start
+            # Chernoff's bound, good enough for what nobody asks about.
+            enough = target / _FAR if target else _LEAST_DELTA
+            if math.exp(min(log_bound, 600.0)) * scale < enough:
+                chernoff = self._chernoff(model, strike, sign, tilt, enough) * scale
+                if chernoff <= enough:
+                    return chernoff + 1e-250, 0, tilt
+            likely = math.exp(min(log_bound - math.log(strike), 0.0)) / 4
+            rough, route = self._scout(coarse, sign, tilt, np.array([strike]))[0] or (None, None)
+        if rough is not None:
+            bound = (rough.value + coarse.surplus) * scale
+            likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
+            if target and not target / _FAR <= bound <= target * _FAR:
+                return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
+            if target and route is not None:
+                self._routes[sign, epsilon] = route
+        if route is None:
             return None
-        tilt, log_bound = start
-        # Chernoff's bound, good enough for what nobody asks about.
-        enough = target / _FAR if target else _LEAST_DELTA
-        if math.exp(min(log_bound, 600.0)) * scale < enough:
-            chernoff = self._chernoff(model, strike, sign, tilt, enough) * scale
-            if chernoff <= enough:
-                return chernoff + 1e-250, 0, tilt
-        paths = self._paths(sign, tilt * (strike - n), strike / n)
-        likely = math.exp(min(log_bound - math.log(strike), 0.0)) / 4
-        plans: Plans = PLANS
-        if target or len(paths) > 1 or paths[0] != "tilted":
-            tried = [(path, self._invert(coarse, sign, tilt, path, strike, 0.1, PLANS)) for path in paths]
-            found = [(rough.value, path, rough) for path, rough in tried if rough is not None]
-            if found:
-                _, path, rough = min(found)
-                paths = (path,)
-                bound = (rough.value + coarse.surplus) * scale
-                likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
-                if target and not target / _FAR <= bound <= target * _FAR:
-                    return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
-                plans = (rough.plan,) if isinstance(rough, PlannedInversion) else PLANS
         law = model.law(strike, sign, self._resolution, likely)
-        done = self._invert(law, sign, tilt, paths[0], strike, 0.01, plans)
+        done = self._follow(law, sign, tilt, route, strike, 0.01)
         if done is None:
             return None
         return min(1.0, (done.value + law.surplus) * scale + 1e-250), done.frequencies, done.tilt
@@ -277,42 +307,49 @@ class _PreparedChain(PreparedAccountant):
         usable = bounds[np.isfinite(bounds)]
         return float(usable.min()) + law.surplus if len(usable) else math.inf
 
-    @staticmethod
-    def _paths(sign: int, steepness: float, ratio: float) -> tuple[str, ...]:
-        """The inversions worth trying: the tilted one where the strike is far out in a light tail."""
-        if sign < 0:
-            return ("tilted",)
-        if steepness <= _STEEP:
-            return ("untilted",)
-        return ("tilted", "untilted") if ratio > _FAR_STRIKE else ("tilted",)
+    def _scout(self, law: Law, sign: int, tilt: float, strikes: Array) -> list[tuple[Inversion, Route] | None]:
+        """Per strike the smallest bound of the inversions worth trying, on a coarse law, and how it was found.
+
+        The tilted one is for strikes far out in a light tail, puts and parity for values well above rounding errors,
+        calls for the rest: strikes that single terms reach before the bulk does.
+        """
+        centre = float(strikes[len(strikes) // 2])
+        steep = sign < 0 or tilt * (centre - law.terms) > _STEEP
+        if steep and (sign < 0 or centre <= _FAR_STRIKE * law.terms):
+            names: tuple[str, ...] = ("tilted",)
+        else:
+            names = ("puts", "calls", "tilted") if steep else ("puts", "calls")
+        best: list[tuple[Inversion, Route] | None] = [None] * len(strikes)
+        for name in names:
+            found = self._invert(law, sign, tilt, Route(name), strikes, 0.1)
+            for place, one in enumerate(found):
+                held = best[place]
+                if one is not None and (held is None or one.value < held[0].value):
+                    best[place] = one, Route(name, one.plan if isinstance(one, PlannedInversion) else None)
+            if all(one is not None and one.noise < _NOISE * (one.value + law.surplus) for one in found):
+                break
+        return best
+
+    def _follow(self, law: Law, sign: int, tilt: float, route: Route, strike: float, loss: float) -> Inversion | None:
+        return self._invert(law, sign, tilt, route, np.array([strike]), loss)[0]
 
     def _invert(
-        self, law: Law, sign: int, tilt: float, path: str, strike: float, loss: float, plans: Plans
-    ) -> Inversion | None:
-        """`loss` is the part of the value that smoothing may cost."""
-        most = self._options.max_frequencies
-        if path == "tilted":
-            smoothing = math.sqrt(2 * loss)
-            return invert(
-                law.transform, sign, tilt,
-                smoothing=smoothing, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding,
+        self, law: Law, sign: int, tilt: float, route: Route, strikes: Array, loss: float
+    ) -> Sequence[Inversion | None]:
+        """One pass; `loss` is the part of the values that smoothing may cost."""
+        most, strike, rounding, surplus = self._options.max_frequencies, law.strike, law.rounding, law.surplus
+        if route.name == "puts":
+            return invert_puts(
+                law.transform, strikes, sign,
+                loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=rounding, extra=surplus,
             )  # fmt: skip
-        noise = _PARITY_NOISE * law.rounding * strike
-        found = None
-        if strike < _PARITY_STRIKE * law.terms:
-            found = self._by_parity(law, strike, loss)
-            if found is not None and noise < 0.02 * (found.value + law.surplus):
-                return found
-        also = invert_calls(
-            law.transform, np.array([strike]),
-            loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding, extra=law.surplus, plans=plans,
-        )[0]  # fmt: skip
-        if found is None and (also is None or noise < 0.1 * (also.value + law.surplus)):
-            found = self._by_parity(law, strike, loss)
-        return min((one for one in (found, also) if one is not None), key=lambda one: one.value, default=None)
-
-    def _by_parity(self, law: Law, strike: float, loss: float) -> Inversion | None:
-        most = self._options.max_frequencies
-        return invert_by_parity(
-            law.transform, loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=law.rounding
-        )
+        if route.name == "calls":
+            return invert_calls(
+                law.transform, strikes,
+                loss=loss, tolerance=1e-3, most=most, strike=strike, rounding=rounding, extra=surplus,
+                plans=(route.plan,) if route.plan else PLANS,
+            )  # fmt: skip
+        return invert(
+            law.transform, sign, tilt, strike - strikes,
+            smoothing=math.sqrt(2 * loss), tolerance=1e-3, most=most, strike=strike, rounding=rounding,
+        )  # fmt: skip
