@@ -13,7 +13,8 @@ from dpmf.search import LARGEST_RATIO, least_noise
 _CRUDE = 0.1  # relative tolerance of the σ at which bounds are compared
 _STRIDE = 0.5  # first step of log σ
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ, where nothing is known
-_WITHIN_REACH = 4.0  # a bound larger by this factor at a σ close to the root does not have the smallest root
+_CLOSE = 2.0  # a bound smaller than the target by no more than this says that σ is close to the root
+_HOPELESS = 30.0  # bounds larger by this factor are not looked at again at a smaller σ
 
 
 def calibrate_one_way(
@@ -73,28 +74,39 @@ class _Contest:
             return
         common, bounds = self._compare(crude, self.best[0] * (1 - tolerance) if outside else self.best[0])
         order = sorted(bounds, key=lambda place: bounds[place])
+        # Slopes are alike: the farther `common` is from the root, the more two bounds may change places until there.
+        reach = bounds[order[0]] * math.exp(0.03 + 0.2 * self._excess(bounds[order[0]]))
         for place in order:
-            if bounds[place] > _WITHIN_REACH * bounds[order[0]]:
+            if bounds[place] > reach:
                 return
             # The winner of the comparison is known at `common` already; the others have to beat it.
             near = common if place == order[0] else self.best[0] * (1 - tolerance)
-            value = self._evaluate(place, near).value
-            if value <= self._delta:
-                ahead = abs(math.log(max(value, 1e-300) / self._delta)) / self._steepness()
-                self._search(place, near, tolerance, min(_STRIDE, 1.2 * ahead + 2 * tolerance))
+            if self._evaluate(place, near).value <= self._delta:
+                self._search(place, near, tolerance, self._stride(place, near, tolerance))
 
     def _compare(self, crude: float, common: float) -> tuple[float, dict[int, float]]:
         """All bounds at one σ, which is moved until it is close to the root of the smallest."""
+        places = list(range(len(self._members)))
         while True:
-            bounds = {place: self._evaluate(place, common).value for place in range(len(self._members))}
+            bounds = {place: self._evaluate(place, common).value for place in places}
             least = min(bounds, key=lambda place: bounds[place])
-            if bounds[least] * _WITHIN_REACH > self._delta:
+            if bounds[least] * _CLOSE > self._delta:
                 return common, bounds
-            self._search(least, common, crude, _STRIDE)
+            self._search(least, common, crude, self._stride(least, common, crude / 4))
             assert self.best is not None
             if self.best[0] >= common * (1 - crude / 4):
                 return common, bounds
             common = self.best[0]
+            places = [place for place in places if bounds[place] <= _HOPELESS * bounds[least]]
+
+    def _excess(self, value: float) -> float:
+        """|log of a bound over the target|."""
+        return abs(math.log(max(value, 1e-300) / self._delta))
+
+    def _stride(self, place: int, sigma: float, least: float) -> float:
+        """A first step of log σ that should lead just past the root."""
+        ahead = self._excess(self._evaluate(place, sigma).value) / self._steepness()
+        return min(_STRIDE, 1.2 * ahead + 2 * least)
 
     def _evaluate(self, place: int, sigma: float) -> Evaluation:
         if (place, sigma) not in self._asked:
@@ -109,9 +121,12 @@ class _Contest:
             self.best = (*found, self._members[place])
 
     def _steepness(self) -> float:
-        """−d log δ/d log σ between the two evaluations closest to the target."""
-        seen = [(math.log(sigma), math.log(max(one.value, 1e-300))) for (_, sigma), one in self._asked.items()]
-        nearest = sorted(seen, key=lambda point: abs(point[1] - math.log(self._delta)))[:2]
-        if len(nearest) < 2 or nearest[0][0] == nearest[1][0]:
-            return _USUAL_STEEPNESS
-        return max(0.5, abs((nearest[0][1] - nearest[1][1]) / (nearest[0][0] - nearest[1][0])))
+        """−d log δ/d log σ between the two evaluations of one bound that are closest to the target."""
+        closest, slope = math.inf, _USUAL_STEEPNESS
+        for (place, sigma), one in self._asked.items():
+            for (other, farther), two in self._asked.items():
+                away = self._excess(one.value) + self._excess(two.value)
+                if place == other and sigma < farther and two.value < one.value and away < closest:
+                    closest = away
+                    slope = math.log(one.value / max(two.value, 1e-300)) / math.log(farther / sigma)
+        return max(0.5, slope)

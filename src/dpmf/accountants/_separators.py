@@ -17,6 +17,7 @@ from scipy.special import ndtr
 
 from dpmf.accountants._chain_laws import Law, Resolution, classes_of, in_chunks
 from dpmf.accountants._majorants import MARGIN, lags_of
+from dpmf.accountants._transfer import UNIT
 from dpmf.allocation import cyclic_bandwidth
 from dpmf.kernels.chain import block_transforms, trace_of_power
 from dpmf.strategies.base import Array
@@ -88,7 +89,6 @@ class SeparatorLaw(Law):
         rows, shares = self._terms_table.locate(y)
         shape = (len(x) ** 2, len(z), len(left))
         self._rows, self._shares = rows.reshape(shape), shares.reshape(shape)
-        self._operations = 2 * len(x) + len(z)
         self.surplus = self._tails(model, y) * (1 + 1e-9)
 
     def _tails(self, model: SeparatorModel, y: Array) -> float:
@@ -107,6 +107,15 @@ class SeparatorLaw(Law):
             excess = self._terms_table.excess(y[..., i], int(self._kinds[i]))
             total += float(np.einsum("a,c,q,acq->", outer, outer, inner, excess, optimize=True))
         return total * self._blocks
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of M from products and sums, counted as for `LineLaw`: for an index the nugget's sum,
+        interpolation and a complex product, for a block the sum over its inner factor and a product of matrices,
+        complex in both factors."""
+        outer, inner = len(self._outer.nodes), len(self._inner.nodes)
+        per_index, per_block = self._terms_table.summands + 16, inner + 4 * outer + 16
+        return 1.05 * UNIT * (self.terms * per_index + self._blocks * per_block)
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""

@@ -37,6 +37,8 @@ _DENSE_BATCHES = 2000  # batches up to which covariances are held as b × b matr
 _FEW_BLOCKS = 8
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
+_MANY = 64  # frequencies of a coarse inversion from which another kind is tried
+_SAME_ROUTE = 0.2  # change of log G/σ² over which the same inversion stays the best
 _FAR_STRIKE = 3.0  # K/n from which single terms may reach the strike before the bulk does
 # Frequencies of a coarse pass for several strikes; strikes that need more differ too much.
 _MOST_SHARED = {"tilted": 150, "puts": 600, "calls": 600}
@@ -148,7 +150,8 @@ class _PreparedChain(PreparedAccountant):
         self._options, self._family, self._model = options, family, model
         self._largest = float(model.variances().max())
         self._resolution = Resolution().scaled(math.sqrt(options.discretisation_loss / 0.005))
-        self._routes: dict[tuple[int, float], Route] = {}  # what won last time a target was aimed at
+        # What won last time a target was aimed at, and for which largest variance.
+        self._routes: dict[tuple[int, float], tuple[Route, float]] = {}
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         return self._bound(noise_multiplier, epsilon, direction, None)
@@ -264,10 +267,12 @@ class _PreparedChain(PreparedAccountant):
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
         coarse = model.law(strike, sign, self._resolution.scaled(2.0), (target or 1e-8) / 10)
         # Near a target the route that won before will do again, and needs no pilot.
-        route = self._routes.get((sign, epsilon)) if target else None
-        rough = None
+        largest = float(model.variances().max())
+        known = self._routes.get((sign, epsilon)) if target else None
+        route, rough = None, None
         tilt, likely = 0.0, 0.25
-        if route is not None and route.name != "tilted":
+        if known and known[0].name != "tilted" and abs(math.log(known[1] / largest)) < _SAME_ROUTE:
+            route = known[0]
             rough = self._follow(coarse, sign, 0.0, route, strike, 0.1)
         if rough is None:
             start = pilot(coarse.transform, sign, self._scale(model, strike), abs(strike - n))
@@ -288,7 +293,7 @@ class _PreparedChain(PreparedAccountant):
             if target and not target / _FAR <= bound <= target * _FAR:
                 return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
             if target and route is not None:
-                self._routes[sign, epsilon] = route
+                self._routes[sign, epsilon] = route, largest
         if route is None:
             return None
         law = model.law(strike, sign, self._resolution, likely)
@@ -328,6 +333,12 @@ class _PreparedChain(PreparedAccountant):
                     best[place] = one, Route(name, one.plan if isinstance(one, PlannedInversion) else None)
             if all(one is not None and one.noise < _NOISE * (one.value + law.surplus) for one in found):
                 break
+        if not steep and all(one and one[0].frequencies >= _MANY for one in best):
+            # Near the mean of a sum that hardly varies: the tilted inversion has a shorter period.
+            for place, one in enumerate(self._invert(law, sign, tilt, Route("tilted"), strikes, 0.1)):
+                held = best[place]
+                if one and held and 2 * one.frequencies < held[0].frequencies and one.value < 1.1 * held[0].value:
+                    best[place] = one, Route("tilted")
         return best
 
     def _follow(self, law: Law, sign: int, tilt: float, route: Route, strike: float, loss: float) -> Inversion | None:
