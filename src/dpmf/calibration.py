@@ -14,7 +14,6 @@ _CRUDE = 0.1  # relative tolerance of the σ at which bounds are compared
 _STRIDE = 0.5  # first step of log σ
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ, where nothing is known
 _CLOSE = 2.0  # a bound smaller than the target by no more than this says that σ is close to the root
-_HOPELESS = 30.0  # bounds larger by this factor are not looked at again at a smaller σ
 
 
 def calibrate_one_way(
@@ -97,7 +96,8 @@ class _Contest:
             if self.best[0] >= common * (1 - crude / 4):
                 return common, bounds
             common = self.best[0]
-            places = [place for place in places if bounds[place] <= _HOPELESS * bounds[least]]
+            # A bound that fails at one σ fails at smaller ones.
+            places = [place for place in places if bounds[place] <= self._delta]
 
     def _excess(self, value: float) -> float:
         """|log of a bound over the target|."""
