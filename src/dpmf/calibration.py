@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from dpmf import budget
 from dpmf.accountants.base import Direction, Evaluation, PreparedAccountant
@@ -32,6 +33,7 @@ def calibrate_one_way(
             reasons.append(reason)
             continue
 
+        @cache  # the first question of the search is the challenge
         def evaluate(sigma: float, member: PreparedAccountant = member) -> Evaluation:
             return member.delta_for_target(sigma, epsilon, delta, direction)
 
