@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import dpmf
+from dpmf.gaussian_loss import gaussian_epsilon
 from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent, BallsInBinsPLDAccountant
-from dpmf.pld import gaussian_epsilon
 from dpmf.strategies import bisr, bsr, dpsgd
 
 DELTAS = (1e-3, 1e-5, 1e-7)
@@ -32,7 +32,7 @@ class Row:
     def exact(self) -> Callable[[float], float]:
         sigma, mechanism = self.event.noise_multiplier, self.event.mechanism
         if self.reference == "closed form":
-            return lambda delta: gaussian_epsilon(math.sqrt(self.runs), sigma, delta)
+            return lambda delta: gaussian_epsilon(math.sqrt(self.runs) / sigma, delta)
         if self.reference == "direct":
             return lambda delta: dpmf.epsilon(mechanism, noise_multiplier=sigma, delta=delta).epsilon
         fine = BallsInBinsPLDAccountant(relative_tolerance=1e-4).compose(self.event, self.runs)

@@ -13,7 +13,6 @@ from dpmf.accountants import Chain, chain, lower
 from dpmf.accountants._calls import PLANS, invert_calls
 from dpmf.accountants._chain_laws import LineModel, Resolution
 from dpmf.accountants._stationary import StationaryModel, _power_sum, stationary_models
-from dpmf.accountants.lattice import Lattice
 from dpmf.lag_products import lower_sums, toeplitz_lags
 
 STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]
@@ -135,17 +134,6 @@ def test_calls_at_several_strikes_against_a_closed_form(plan):
     assert np.all(values >= expected * (1 - 1e-12))
     if plan[1] <= 7:  # the others let more of the options at higher strikes in
         np.testing.assert_allclose(values, expected, rtol=0.05)
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
-def test_uncorrelated_noise_within_the_bounds_of_pld_accounting(epsilon):
-    pytest.importorskip("PLD_accounting")
-    mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 10))
-    ours = Lattice().prepare(mechanism).delta_one_way(1.0, epsilon, "remove").value
-    theirs = dpmf.delta(
-        mechanism, noise_multiplier=1.0, epsilon=epsilon, accountant="pld-accounting", direction="remove"
-    ).delta
-    assert lower.lower_delta(mechanism, 1.0, epsilon, "remove") <= ours <= theirs * (1 + 1e-6)
 
 
 def test_profiles_in_groups_are_those_one_by_one():

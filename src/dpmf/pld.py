@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import fft
-from scipy.special import log_ndtr, ndtri
+from scipy.special import ndtri
 
 from dpmf import budget, validation
+from dpmf.gaussian_loss import least_epsilon
 from dpmf.kernels import announce_compilation
 from dpmf.strategies.base import Array
 
@@ -164,7 +165,7 @@ class LossDistribution:
 
     def epsilon(self, delta: float) -> float:
         """The least ε ≥ 0 found with `delta(ε)` ≤ delta, itself evaluated; infinity where there is none."""
-        return math.inf if self.infinity_mass > delta else _least_epsilon(self.delta, delta)
+        return math.inf if self.infinity_mass > delta else least_epsilon(self.delta, delta)
 
     def with_infinity(self, mass: float) -> LossDistribution:
         """The same with more mass of infinite loss."""
@@ -188,39 +189,6 @@ def to_dp_accounting(remove: LossDistribution, add: LossDistribution) -> Any:
     if remove.interval != add.interval:
         raise ValueError(f"add must have the interval of remove, {remove.interval}, got {add.interval}")
     return privacy_loss_distribution.PrivacyLossDistribution(remove.to_pmf(), add.to_pmf())
-
-
-def gaussian_delta(sensitivity: float, sigma: float, epsilon: float) -> float:
-    """δ(ε) of N(sensitivity, σ²) against N(0, σ²), ε ≥ 0 (Balle & Wang 2018), rounded up; 0 where it underflows."""
-    mu = sensitivity / sigma
-    if epsilon == 0:
-        return min(1.0, math.erf(mu / math.sqrt(8)) * (1 + 1e-14))
-    if mu == 0 or epsilon / mu - 0.5 * mu > 38.4:
-        return 0.0
-    first = float(log_ndtr(0.5 * mu - epsilon / mu))
-    second = epsilon + float(log_ndtr(-0.5 * mu - epsilon / mu))
-    error = 1e-14 * (1 + abs(first) + epsilon)
-    return min(1.0, math.exp(first) * (max(0.0, -math.expm1(second - first)) + error))
-
-
-def gaussian_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
-    """The least ε ≥ 0 found with `gaussian_delta` ≤ delta."""
-    return _least_epsilon(lambda epsilon: gaussian_delta(sensitivity, sigma, epsilon), delta)
-
-
-def _least_epsilon(profile: Callable[[float], float], delta: float) -> float:
-    """The least ε ≥ 0 found at which a falling profile, evaluated there, is at most `delta`; infinity for none."""
-    if profile(0.0) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while profile(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e15:
-            return math.inf
-    while high - low > 1e-9 * high:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if profile(middle) <= delta else (middle, high)
-    return high
 
 
 class _Cumulants:

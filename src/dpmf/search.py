@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Protocol, TypeVar
 
-from scipy.optimize import brentq
-
 from dpmf import budget
 
 
@@ -23,6 +21,7 @@ Answer = TypeVar("Answer", bound=Valued)
 
 LARGEST_RATIO = 2.0**60
 _LEAST_LOG = -800.0
+_NEAR = 0.1  # of log σ: closer than this, slopes are taken to be those at the root
 
 
 def least_noise(
@@ -34,14 +33,16 @@ def least_noise(
 ) -> tuple[float, Answer] | None:
     """The least σ (or ε) found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
 
-    Where the time budget ends the search, it is the least found until then; `OutOfTime` where none was.
+    `step` is how far from the start (in log σ) the first step may go. Where the time budget ends the search, it is the
+    least found until then; `OutOfTime` where none was.
 
-    **Formal guarantees.** The σ returned was evaluated and met the target; it is the smallest evaluated one that did,
-    and, if the bound is monotone in σ, within `relative_tolerance` of the smallest of all.
+    **Formal guarantees.** The σ returned was evaluated and met the target; it is the smallest evaluated one that did.
+    If the bound is monotone in σ and its slope (in logarithms) does not change by a factor of four over the last tenth,
+    it is within `relative_tolerance` of the smallest of all.
     """
     met: dict[float, Answer] = {}
 
-    @cache  # the root finder asks again for the ends of its bracket
+    @cache
     def excess(log_sigma: float) -> float:
         budget.check()
         sigma = math.exp(log_sigma)
@@ -51,11 +52,10 @@ def least_noise(
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
     try:
-        root = _close_in(excess, math.log(start), step, relative_tolerance)
-        if root is None:
+        bracket = _bracket(excess, math.log(start), step, relative_tolerance, 2 * math.log(1 / target_delta))
+        if bracket is None:
             return None
-        if math.log(min(met)) > root + relative_tolerance:  # the root was hit, just on the wrong side
-            excess(root + relative_tolerance / 2)
+        _close_in(excess, *bracket, relative_tolerance)
     except budget.OutOfTime:
         if not met:
             raise
@@ -63,19 +63,56 @@ def least_noise(
     return sigma, met[sigma]
 
 
-def _close_in(excess: Callable[[float], float], start: float, step: float, tolerance: float) -> float | None:
-    """Evaluate `excess` towards its root, from both sides; None where there is none above."""
-    low = high = start
-    if excess(high) > 0:
-        while excess(high := high + step) > 0:
-            low, step = high, 2 * step
-            if high > start + math.log(LARGEST_RATIO):
-                return None
-    else:
-        while excess(low := low - step) <= 0:
-            high, step = low, 2 * step
-            if low < start - math.log(LARGEST_RATIO):
-                break
-    if low >= high:
-        return high
-    return float(brentq(excess, low, high, xtol=tolerance / 4, rtol=1e-14, maxiter=200))
+def _bracket(
+    excess: Callable[[float], float], start: float, most: float, tolerance: float, slope: float
+) -> tuple[float, float] | None:
+    """A point above the target and, right of it, one that meets it; None where none does.
+
+    Steps are those that a slope, first guessed and then seen, would need, and a third more.
+    """
+    sign = 1 if excess(start) > 0 else -1  # the way to go
+    here, step = start, most
+    while True:
+        step = min(step, max(4 * abs(excess(here)) / (3 * slope), 4 * tolerance))
+        there = here + sign * step
+        if (excess(there) > 0) != (sign > 0):
+            return (here, there) if sign > 0 else (there, here)
+        if abs(there - start) > math.log(LARGEST_RATIO):
+            return None if sign > 0 else (there, there)
+        seen = (excess(here) - excess(there)) / (there - here)
+        here, step = there, max(2 * step, most)
+        slope = seen if seen > 0 else slope / 2
+
+
+def _close_in(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> None:
+    """Evaluate `excess` towards its root between one end where it is positive and one where it is not."""
+    points = [low, high]
+    slow = 0
+    while high - low > tolerance:
+        width, slope = high - low, (excess(low) - excess(high)) / (high - low)
+        if width <= _NEAR and -excess(high) <= slope * tolerance / 4:
+            return
+        # Aimed at a little below the target: the end that is returned must meet it.
+        guess = 0.5 * (low + high)
+        if slow < 2:
+            guess = _interpolated(excess, points[-3:], low, high, -slope * tolerance / 8)
+        guess = min(max(guess, low + tolerance / 4), high - tolerance / 4)
+        low, high = (guess, high) if excess(guess) > 0 else (low, guess)
+        points.append(guess)
+        slow = slow + 1 if high - low > width / 2 else 0
+
+
+def _interpolated(excess: Callable[[float], float], last: list[float], low: float, high: float, level: float) -> float:
+    """Where the excess should be at `level`: on a parabola (x over the excess) through three points, or on a line."""
+    points = list(dict.fromkeys((*last, low, high)))[-3:]
+    values = [excess(x) - level for x in points]
+    if len(set(values)) == 3:
+        (a, b, c), (fa, fb, fc) = points, values
+        guess = (
+            a * fb * fc / ((fa - fb) * (fa - fc))
+            + b * fa * fc / ((fb - fa) * (fb - fc))
+            + c * fa * fb / ((fc - fa) * (fc - fb))
+        )
+        if low < guess < high:
+            return guess
+    return low + (high - low) * (excess(low) - level) / (excess(low) - excess(high))

@@ -7,14 +7,12 @@ tilted afterwards, by factors that may be large, so each needs its own relative 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
+from dpmf.gaussian_loss import gaussian_delta as gaussian_delta  # the chain imports it from here
 from dpmf.strategies.base import Array
-
-Side = Literal["upper", "lower"]
 
 UNIT = 2.0**-53  # the rounding unit of double precision
 FLOOR = 1e-250  # added to upper bounds and taken from lower ones: more than every underflow together
@@ -24,39 +22,10 @@ _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.75
 
 
-def gaussian_delta(sensitivity: float, epsilon: float, side: Side = "upper") -> float:
-    """δ(ε) of N(μ, 1) against N(0, 1), Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), rounded to the side asked for.
-
-    **Formal guarantees.** The two terms are compared as logarithms; a bound on the rounding error of their difference
-    (log Φ taken as accurate to 10⁻¹³, absolutely and relatively) is added or subtracted.
-    """
-    if sensitivity == 0:
-        return 0.0
-    ratio = epsilon / sensitivity
-    first, second = float(log_ndtr(sensitivity / 2 - ratio)), float(log_ndtr(-sensitivity / 2 - ratio))
-    if first < -600:
-        return FLOOR if side == "upper" else 0.0
-    if not math.isfinite(second):
-        second = -1e300
-    scale = min(ratio, 1e150) + min(sensitivity, 40.0)
-    error = 1e-13 + 8 * UNIT * (1 - first + epsilon + scale * (1 + min(abs(sensitivity / 2 - ratio), 40.0)))
-    difference = epsilon + second - first
-    value = -math.expm1(min(0.0, difference))
-    # An error in the exponent counts where the exponential does.
-    margin = error + math.exp(min(0.0, difference)) * (error + 1e-13 * abs(difference - epsilon))
-    if side == "upper":
-        return min(1.0, math.exp(first) * (1 + error) * (value + margin))
-    return max(0.0, math.exp(first) * (1 - error) * (value - margin))
-
-
 def call_from_above(s: float, strike: float) -> float:
-    """At least E(a − K)_+."""
-    root = math.sqrt(s)
-    z = (math.log(strike) + s / 2) / root
-    gain, loss = float(ndtr(root - z)), strike * float(ndtr(-z))
-    position = (4 + abs(math.log(strike)) + s) / root  # of z, in units of rounding
-    error = 2e-13 + 16 * UNIT * (1 + abs(z) + root) * (abs(z) + root + position)
-    return min(gain, max(0.0, gain - loss) + error * gain) * (1 + error)
+    """At least E(a − K)_+: δ(log K) of a Gaussian mechanism. Its logarithm and √s are moved by their rounding."""
+    level = math.log(strike)
+    return gaussian_delta(math.sqrt(s) * (1 + 2 * UNIT), level - 4 * UNIT * abs(level))
 
 
 def hat_weights(s: float, step: float, first: int, last: int) -> tuple[Array, float]:

@@ -19,13 +19,13 @@ from scipy.special import logsumexp
 from dpmf.accountants._lattice_weights import (
     FLOOR,
     UNIT,
-    Side,
     call_from_above,
     cell_weights,
     hat_weights,
     position_error,
 )
 from dpmf.accountants._tilt import FARTHEST, TiltedMoments
+from dpmf.gaussian_loss import Side
 from dpmf.strategies.base import Array
 
 Kind = Literal["call", "put"]

@@ -18,13 +18,13 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dpmf import validation
-from dpmf.accountants._lattice_weights import FLOOR, UNIT, gaussian_delta
+from dpmf.accountants._lattice_weights import FLOOR, UNIT
 from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant
 from dpmf.accountants._tree_law import Fineness, GridLaw, rounding_of, tree_law
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
-from dpmf.accountants.gaussian import gaussian_loss_delta
 from dpmf.accountants.renyi import AddOrders, MomentOrders, Renyi
+from dpmf.gaussian_loss import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 
@@ -238,5 +238,6 @@ class _ClosedForms(PreparedAccountant):
             largest, mean = (min(v / noise_multiplier / noise_multiplier, 1e300) for v in (self._largest, self._mean))
         plain = gaussian_delta(math.sqrt(largest), epsilon)
         if direction == "add" and plain > _NEGLIGIBLE:
-            plain = min(plain, gaussian_loss_delta(largest / 2, mean, epsilon))
+            # The mean of the loss is raised by more than its variance, as it must (see `gaussian_loss_delta`).
+            plain = min(plain, gaussian_loss_delta(largest / 2 * (1 + 1e-11), mean, epsilon))
         return Evaluation(plain, {"form": "closed"})

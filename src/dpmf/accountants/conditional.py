@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from dpmf import validation
 from dpmf.accountants._reverse_hazard import Family, ReverseHazards
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.gaussian_loss import gaussian_delta, gaussian_epsilon
 from dpmf.mechanism import Mechanism
-from dpmf.pld import LossDistribution, Mixtures, compose, gaussian_delta, gaussian_epsilon, to_dp_accounting
+from dpmf.pld import LossDistribution, Mixtures, compose, to_dp_accounting
 
 DEFAULT_TEMPERATURES = (math.inf, 10**-1, 10**-0.5, 1.0, 10**0.5, 10.0)
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -150,7 +151,7 @@ class PreparedConditional(PreparedAccountant):
             return Evaluation(1.0, {"bad_event": 0.0})
         sensitivity = self._gaussian(direction)
         if sensitivity is not None:
-            return Evaluation(gaussian_delta(sensitivity, noise_multiplier, epsilon), {"bad_event": 0.0})
+            return Evaluation(gaussian_delta(sensitivity / noise_multiplier, epsilon), {"bad_event": 0.0})
         loss = self._compose(noise_multiplier, bad_event, direction, epsilon=epsilon)
         spent = self._bad_event(bad_event, direction)
         return Evaluation(min(1.0, loss.delta(epsilon) + spent), {"bad_event": spent, "loss_interval": loss.interval})
@@ -202,7 +203,7 @@ class PreparedConditional(PreparedAccountant):
             return Evaluation(math.inf, {"bad_event": 0.0})
         sensitivity = self._gaussian(direction)
         if sensitivity is not None:
-            return Evaluation(gaussian_epsilon(sensitivity, noise_multiplier, delta), {"bad_event": 0.0})
+            return Evaluation(gaussian_epsilon(sensitivity / noise_multiplier, delta), {"bad_event": 0.0})
         best = Evaluation(math.inf, {"bad_event": 0.0})
         for share in self._shares():
             event = share * delta

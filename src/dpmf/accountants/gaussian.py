@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scipy.special import log_ndtr
-
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.gaussian_loss import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
 
 
@@ -27,7 +26,9 @@ class Gaussian(Accountant):
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """**Formal guarantees.** Remove rests on Gram domination (Kahane's inequality), add on the inequality of
-        arithmetic and geometric means, pointwise. G is raised by its rounding error; so is every closed form."""
+        arithmetic and geometric means, pointwise. G is raised by its rounding error. The mean of the loss is raised by
+        three times as much as its variance: δ grows with the variance only if the mean grows along (see
+        `gaussian_loss_delta`), and the mean is at least half the variance. The closed forms are rounded up."""
         return _PreparedGaussian(mechanism)
 
 
@@ -37,28 +38,15 @@ class _PreparedGaussian(PreparedAccountant):
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
         sums, b = mechanism.gram_sums, mechanism.allocation.batches_per_epoch
-        up = 1 + (mechanism.allocation.iterations + 2 * b + 8) * 2.0**-51
+        error = (mechanism.allocation.iterations + 2 * b + 8) * 2.0**-51
         # No entry of a Gram matrix exceeds the largest on its diagonal.
-        largest, mean = float(sums.diagonal.max()), float(sums.diagonal.sum()) / (2 * b)
-        variance = sums.total / b**2
-        # (mean, variance) of the bound on the privacy loss, times σ².
-        self._law = {"remove": (largest / 2 * up, largest * up), "add": (mean * up, variance * up)}
+        self._sensitivity = math.sqrt(float(sums.diagonal.max())) * (1 + error)
+        # Times σ².
+        self._mean = float(sums.diagonal.sum()) / (2 * b) * (1 + 3 * error)
+        self._variance = sums.total / b**2 * (1 + error)
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
-        mean, variance = (value / noise_multiplier**2 for value in self._law[direction])
-        return Evaluation(gaussian_loss_delta(mean, variance, epsilon))
-
-
-def gaussian_loss_delta(mean: float, variance: float, epsilon: float) -> float:
-    """E(1 − e^(ε−Y))_+ for a privacy loss Y ~ N(mean, variance), raised by its rounding error.
-
-    **Formal guarantees.** The two terms of Φ(x) − e^(ε−mean+variance/2)·Φ(x−s), x = (mean−ε)/s, are compared as
-    logarithms; with their relative errors at most 10⁻¹³·(1 + |logarithms|), what is added covers the difference.
-    """
-    s = math.sqrt(variance)
-    epsilon = min(epsilon, mean + 1e100 * s)  # δ falls with ε; beyond, squares leave the range of double
-    x = (mean - epsilon) / s
-    first, second = float(log_ndtr(x)), epsilon - mean + variance / 2 + float(log_ndtr(x - s))
-    size = 1e-13 * (1 + abs(first) + abs(second) + epsilon + mean + variance)
-    top = math.exp(min(first, 0.0))
-    return min(1.0, max(0.0, -top * math.expm1(min(second - first, 0.0))) + top * size + 1e-300)
+        if direction == "remove":
+            return Evaluation(gaussian_delta(self._sensitivity / noise_multiplier, epsilon))
+        square = noise_multiplier**2
+        return Evaluation(gaussian_loss_delta(self._mean / square, self._variance / square, epsilon))

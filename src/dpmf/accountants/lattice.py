@@ -14,10 +14,11 @@ from typing import ClassVar
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants._lattice_weights import UNIT, Side, gaussian_delta
+from dpmf.accountants._lattice_weights import UNIT
 from dpmf.accountants._lognormal_sum import LognormalSum, OptionValue
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.allocation import folded_column
+from dpmf.gaussian_loss import Side, gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array, ToeplitzStrategy
 

@@ -20,10 +20,11 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
 from dpmf import budget, validation
-from dpmf.accountants._lattice_weights import UNIT, gaussian_delta
+from dpmf.accountants._lattice_weights import UNIT
 from dpmf.accountants._lognormal_sum import LognormalSum
 from dpmf.accountants.base import RELATIONS, Direction, directions_of
 from dpmf.accountants.lattice import grouped, independent_delta, uncorrelated_diagonal
+from dpmf.gaussian_loss import gaussian_delta
 from dpmf.lag_products import LowerSums, lower_sums
 from dpmf.mechanism import Mechanism
 from dpmf.search import LARGEST_RATIO
