@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint setup benchmark figures soundness fuzz docs clean help
+.PHONY: demo test lint setup benchmark figures soundness fuzz faults docs clean help
 
 help:
 	@echo "make demo       install, calibrate a few mechanisms, print a table, draw a picture (demo-output/)"
@@ -14,6 +14,7 @@ help:
 	@echo "make benchmark  speed, beside the peers"
 	@echo "make soundness  100,000 bounds against the truth, and docs/soundness.md; it resumes, too"
 	@echo "make fuzz       10,000 pieces of hostile input"
+	@echo "make faults     a hundred kills of a calibration, a figure run and a training run"
 	@echo "make figures    every figure of the paper, and docs/results.md; interrupt it when you like, it resumes"
 	@echo "make docs       the documentation site (build/site/index.html)"
 
@@ -74,6 +75,9 @@ soundness: $(VENV)/.full
 
 fuzz: $(VENV)/.full
 	$(BIN)/python -m soundness fuzz
+
+faults: $(VENV)/.full
+	$(BIN)/python -m soundness faults
 
 clean:
 	rm -rf $(VENV) .venv-* demo-output .pytest_cache .mypy_cache .ruff_cache

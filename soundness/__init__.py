@@ -1,7 +1,8 @@
 """The soundness campaign: random mechanisms, every accountant and option, against truths that do not use the package.
 
 `python -m soundness` runs it and writes docs/soundness.md: `problems` draws, `truth` knows, `cases` asks, `campaign`
-runs and resumes, `summary` writes. `fuzz` throws hostile input at the package, `faults` kills it at random moments.
+runs, `journal` resumes, `provenance` knows which code it was, `summary` writes. `fuzz` throws hostile input at the
+package, `faults` kills it at random moments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`python -m soundness`: the campaign, resumable; writes the summary into docs/soundness.md and docs/data.
 
-`python -m soundness fuzz | faults | extremes` run the other parts.
+`python -m soundness fuzz | faults | extremes` run the other parts, `python -m soundness page` makes the page anew from
+the data and says which parts were measured with other code than there is now.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ import importlib
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from soundness import campaign, summary
+from soundness.journal import PLACE, Journal, cores
+from soundness.progress import shown
 
-_COUNT = "{task.completed:,.0f}/{task.total:,.0f} cases, {task.fields[bad]} violations"
+PARTS = ("fuzz", "faults", "extremes", "page")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
@@ -26,40 +26,36 @@ def _positive(text: str) -> int:
 
 
 def main() -> int:
-    if sys.argv[1:2] and sys.argv[1] in ("fuzz", "faults", "extremes"):
+    if sys.argv[1:2] and sys.argv[1] in PARTS:
         part = importlib.import_module(f"soundness.{sys.argv[1]}")
         return int(part.main(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m soundness", description=__doc__)
-    parser.add_argument("--cases", type=_positive, default=100_000)
+    parser.add_argument("--cases", type=positive, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=_positive, default=1)
-    parser.add_argument("--journal", type=Path, default=Path("soundness-output/campaign.jsonl"))
+    parser.add_argument("--jobs", type=positive, default=cores())
+    parser.add_argument("--journal", type=Path, default=PLACE / "campaign.jsonl")
+    parser.add_argument("--restart", action="store_true", help="forget what the journal holds")
     parser.add_argument("--problem", type=int, help="check one problem only, and print every answer")
     parser.add_argument("--no-docs", action="store_true", help="print the summary, leave the docs alone")
     options = parser.parse_args()
     if options.problem is not None:
         return show(options.seed, options.problem)
     try:
-        journal = campaign.Journal(options.journal, campaign.header(options.seed))
+        journal = Journal(options.journal, campaign.header(options.seed), options.restart)
     except ValueError as error:
         parser.error(str(error))
-    bar = Progress(
-        TextColumn("soundness"), BarColumn(), TextColumn(_COUNT),
-        TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    bad = sum(len(row["violations"]) for row in journal.rows.values())
+    rows = []
     try:
-        with bar:
-            task = bar.add_task("", total=options.cases, bad=bad)
+        with shown("soundness", options.cases, "cases", "violations") as tell:
             for done, row in campaign.run(journal, options.seed, options.cases, options.jobs):
-                bad += len(row["violations"]) if row else 0
-                bar.update(task, completed=done, bad=bad)
+                rows.append(row)
+                tell(done, len(row["violations"]))
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on after {len(journal.rows)} problems", file=sys.stderr)
         return 130
     finally:
         journal.close()
-    found = {"seed": options.seed, **summary.summarise(row for _, row in sorted(journal.rows.items()))}
+    found = {**summary.measured_with(campaign.HARNESS), "seed": options.seed, **summary.summarise(rows)}
     print(summary.blocks({"campaign": found})["campaign"])
     print(summary.blocks({"campaign": found})["looseness"])
     if not options.no_docs:

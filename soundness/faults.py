@@ -1,7 +1,8 @@
 """SIGKILL at random moments: what was finished is there afterwards, nothing is computed twice, nothing corrupt is read.
 
 `python -m soundness faults` kills a calibration with its disk cache, a figure run and a training run a hundred times
-each, restarts every one of them, and puts the counts into docs/soundness.md.
+each, restarts every one of them, and puts the counts into docs/data/soundness.json and docs/soundness.md. It goes on
+where it was stopped.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from soundness import summary
+from soundness import provenance, summary
+from soundness.journal import PLACE, Journal, Row
+from soundness.progress import shown
 
+KILLS = 100
+HARNESS = ("soundness/faults.py", "soundness/warm.py", "experiments/dpmf_experiments")
 _UNITS = 4
 
 
@@ -177,33 +184,47 @@ def _to_the_end(job: Job, place: Path) -> None:
         raise RuntimeError(f"{job.run.__name__} ended with {process.exitcode}")
 
 
-def kill_and_resume(name: str, kills: int, seed: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Kill the job so many times, each in a place of its own, restart it, and compare with a run left alone."""
-    job = JOBS[name]
-    rng = np.random.default_rng(seed)
-    counts: dict[str, Any] = {"kills": 0, "finished": 0, "lost": 0, "corrupt": 0, "problems": []}
-    with tempfile.TemporaryDirectory() as directory:
-        alone = Path(directory) / "alone"
+class Bench:
+    """A job that is killed again and again, each time in a place of its own, beside two runs that were left alone."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name, self._job, self._directory = name, JOBS[name], directory
+        alone, second = directory / "alone", directory / "second"
         alone.mkdir()
-        _to_the_end(job, alone)
+        _to_the_end(self._job, alone)
         began = time.monotonic()
-        second = Path(directory) / "second"
         second.mkdir()
-        _to_the_end(job, second)
-        whole = time.monotonic() - began
-        expected, order = _notes(alone / "answers"), _notes(alone / "begun")
-        for number in range(kills):
-            place = Path(directory) / str(number)
-            place.mkdir()
-            process = _start(job, place)
-            process.join(float(rng.uniform(0, whole)))
-            process.kill()
-            process.join()
-            counts["kills"] += 1
-            counts["finished"] += bool(_notes(place / "answers"))
-            _compare(job, place, expected, order, counts, f"kill {number}")
-            tick()
-    return counts
+        _to_the_end(self._job, second)
+        self._whole = time.monotonic() - began  # how long it takes; the first also started the server
+        self._expected, self._order = _notes(alone / "answers"), _notes(alone / "begun")
+
+    def kill(self, number: int, seed: int) -> dict[str, Any]:
+        """Kill it at a random moment, restart it, compare."""
+        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode()), number])
+        place = self._directory / str(number)
+        place.mkdir()
+        process = _start(self._job, place)
+        process.join(float(rng.uniform(0, self._whole)))
+        process.kill()
+        process.join()
+        counts = {"kills": 1, "finished": int(bool(_notes(place / "answers"))), "lost": 0, "corrupt": 0, "problems": []}
+        _compare(self._job, place, self._expected, self._order, counts, f"kill {number}")
+        shutil.rmtree(place)
+        return counts
+
+
+def kill_and_resume(name: str, kills: int, seed: int) -> dict[str, Any]:
+    """Kill the job so many times, restart it each time, and compare with a run left alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(name, Path(directory))
+        return total(bench.kill(number, seed) for number in range(kills))
+
+
+def total(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    sums: dict[str, Any] = {"kills": 0, "finished": 0, "lost": 0, "corrupt": 0, "problems": []}
+    for one in counts:
+        sums = {key: sums[key] + one[key] for key in sums}
+    return sums
 
 
 def _compare(job: Job, place: Path, expected: list[str], order: list[str], counts: dict[str, Any], where: str) -> None:
@@ -226,28 +247,59 @@ def _compare(job: Job, place: Path, expected: list[str], order: list[str], count
         counts["problems"].append(f"{where}: {kept} kept, {first} begun before, {len(again)} after")
 
 
+# --- the whole of it -------------------------------------------------------------------------------------------------
+
+
+def header(seed: int) -> dict[str, Any]:
+    code = {"package": provenance.present()["package"], "harness": provenance.harness(*HARNESS)}
+    return {"part": "faults", "format": 1, "seed": seed, **code}
+
+
+def kills_of(journal: Journal, name: str, kills: int, seed: int) -> Iterator[Row]:
+    """The kills of a job, in order; those in the journal are not made again."""
+    with tempfile.TemporaryDirectory() as directory:
+        bench: Bench | None = None
+        for number in range(kills):
+            index = f"{name}, {number}"
+            if index not in journal.rows:
+                bench = bench or Bench(name, Path(directory))
+                journal.add({"index": index, "job": name, **bench.kill(number, seed)})
+            yield journal.rows[index]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m soundness faults", description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=KILLS, help="of each job; fewer than the default are not recorded")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--job", choices=list(JOBS))
-    parser.add_argument("--no-docs", action="store_true")
+    parser.add_argument("--job", choices=list(JOBS), help="only this one; not recorded")
+    parser.add_argument("--journal", type=Path, default=PLACE / "faults.jsonl")
+    parser.add_argument("--restart", action="store_true", help="forget what the journal holds")
+    parser.add_argument("--no-docs", action="store_true", help="print the counts, leave the docs alone")
     options = parser.parse_args(arguments)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    runs = summary.load().get("faults", {}).get("runs", {})
-    bad: list[str] = []
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        for name, job in JOBS.items():
-            if options.job not in (None, name) or not available(job):
-                continue
-            task = bar.add_task(name, total=options.kills)
-            found = kill_and_resume(name, options.kills, options.seed, lambda task=task: bar.advance(task))
-            bad += found.pop("problems")
-            runs[name] = found
-            print(name, found, flush=True)
-    print("\n".join(bad))
-    if not options.no_docs:
-        summary.store("faults", {"seed": options.seed, "runs": runs})
-    return 1 if bad else 0
+    if options.kills < 1:
+        parser.error("--kills must be at least 1")
+    names = [name for name, job in JOBS.items() if options.job in (None, name) and available(job)]
+    try:
+        journal = Journal(options.journal, header(options.seed), options.restart)
+    except ValueError as error:
+        parser.error(str(error))
+    rows: list[Row] = []
+    try:
+        with shown("faults", options.kills * len(names), "kills", "problems") as tell:
+            for name in names:
+                for row in kills_of(journal, name, options.kills, options.seed):
+                    rows.append(row)
+                    tell(len(rows), len(row["problems"]))
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command goes on after {len(journal.rows)} kills", file=sys.stderr)
+        return 130
+    finally:
+        journal.close()
+    runs = {name: total(row for row in rows if row["job"] == name) for name in names}
+    found = {**summary.measured_with(HARNESS), "seed": options.seed, "runs": runs}
+    print(summary.blocks({"faults": found})["faults"])
+    problems = [f"{name}: {problem}" for name, run in runs.items() for problem in run["problems"]]
+    print("\n".join(problems))
+    if not options.no_docs and options.kills >= KILLS and len(names) == len(JOBS):
+        summary.store("faults", found)
+    return 1 if problems else 0

@@ -1,9 +1,10 @@
-"""The summary of a campaign as JSON, and the tables of docs/soundness.md made from it."""
+"""The summary of every part as JSON, and the tables of docs/soundness.md made from it."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from soundness import provenance
+
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "data" / "soundness.json"
 PAGE = ROOT / "docs" / "soundness.md"
+PARTS = {"campaign": "against the truth", "fuzz": "hostile input", "faults": "kills"}
 REGIMES = (("δ ≥ 10⁻²", 1e-2), ("10⁻⁶ ≤ δ < 10⁻²", 1e-6), ("10⁻¹⁴ ≤ δ < 10⁻⁶", 1e-14))
 
 
@@ -76,16 +80,32 @@ def _number(value: float) -> float | None:
 
 def load() -> dict[str, Any]:
     """What has been measured; empty before the first run."""
-    return json.loads(DATA.read_text()) if DATA.exists() else {}
+    return json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
+
+
+def measured_with(harness: Iterable[str]) -> dict[str, Any]:
+    """The code of now, to be recorded beside what was measured with it."""
+    return {"code": dict(provenance.present()), "harness": provenance.harness(*harness)}
 
 
 def store(part: str, value: Mapping[str, Any]) -> None:
     """Put one part (campaign, fuzz, faults) into the data and make the page anew."""
-    data = load() | {part: value}
+    write(load() | {part: value})
+
+
+def write(data: Mapping[str, Any]) -> None:
     DATA.parent.mkdir(parents=True, exist_ok=True)
-    DATA.write_text(json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    if PAGE.exists():
-        PAGE.write_text(filled(PAGE.read_text(), data))
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    _replace(DATA, text)
+    if PAGE.exists():  # made from what will be read again, in its order
+        _replace(PAGE, filled(PAGE.read_text(encoding="utf-8"), json.loads(text)))
+
+
+def _replace(path: Path, text: str) -> None:
+    """The whole text or none of it."""
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def filled(page: str, data: Mapping[str, Any]) -> str:
@@ -97,7 +117,7 @@ def filled(page: str, data: Mapping[str, Any]) -> str:
 
 
 def blocks(data: Mapping[str, Any]) -> dict[str, str]:
-    made: dict[str, str] = {}
+    made = {"code": _code(data)}
     if campaign := data.get("campaign"):
         made["campaign"] = _campaign(campaign)
         made["looseness"] = _looseness(campaign)
@@ -107,6 +127,27 @@ def blocks(data: Mapping[str, Any]) -> dict[str, str]:
     if faults := data.get("faults"):
         made["faults"] = _faults(faults)
     return made
+
+
+def _code(data: Mapping[str, Any]) -> str:
+    """The code each part was measured with, and whether that was the same for all."""
+    unknown = {"version": "not recorded", "accounting": "not recorded", "package": "not recorded"}
+    parts = {title: data[part].get("code", unknown) for part, title in PARTS.items() if part in data}
+    rows = [(title, code["version"], code["accounting"], code["package"]) for title, code in parts.items()]
+    table = _table(["part", "dpmf", "accounting code", "whole package"], rows)
+    packages = {code["package"] for code in parts.values()}
+    if unknown["package"] in packages:
+        said = (
+            "A part that did not record its code is of a run in which the few inputs that showed a fault were run "
+            "again after the fix."
+        )
+    elif len(packages) == 1:
+        said = "All parts were measured with the same code."
+    elif len({code["accounting"] for code in parts.values()}) == 1:
+        said = "All parts were measured with the same accounting code; other parts of the package differ."
+    else:
+        said = "The parts were measured with different accounting code."
+    return f"{table}\n\n{said}"
 
 
 def _table(head: list[str], rows: Iterable[Iterable[object]]) -> str:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import oracles
 import pytest
-from soundness import campaign, cases, draw_problem, summary, true_delta
+from soundness import __main__ as command
+from soundness import campaign, cases, draw_problem, faults, fuzz, page, provenance, summary, true_delta
 from soundness.cases import Finding
+from soundness.journal import Journal
+from soundness.judge import fault
 from soundness.truth import Truth, gaussian_delta, sampled_delta
 
 from dpmf.accountants import ACCOUNTANTS
 
+ROOT = Path(__file__).parent.parent
 SLICE = 2000
 SEED = 1  # not the one of the committed run
 
@@ -23,7 +31,7 @@ SEED = 1  # not the one of the committed run
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """2,000 cases."""
-    journal = campaign.Journal(tmp_path_factory.mktemp("campaign") / "journal.jsonl", campaign.header(SEED))
+    journal = Journal(tmp_path_factory.mktemp("campaign") / "journal.jsonl", campaign.header(SEED))
     for _ in campaign.run(journal, SEED, SLICE):
         pass
     journal.close()
@@ -182,30 +190,217 @@ def test_an_interrupted_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(campaign, "to_row", row)
     path = tmp_path / "journal.jsonl"
-    journal = campaign.Journal(path, campaign.header(3))
+    journal = Journal(path, campaign.header(3))
     for done, _ in campaign.run(journal, 3, 100):
         if done == 50:
             break
     journal.close()
     content = path.read_bytes()
     path.write_bytes(content[:-20])  # as a crash in the middle of a line leaves it
-    journal = campaign.Journal(path, campaign.header(3))
+    journal = Journal(path, campaign.header(3))
     assert sorted(journal.rows) == [0, 1, 2, 3]
     assert [done for done, _ in campaign.run(journal, 3, 100)][-1] == 100
     journal.close()
     assert asked == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()[1:]] == list(range(10))
-    with pytest.raises(ValueError, match="same seed"):
-        campaign.Journal(path, campaign.header(4))
+    with pytest.raises(ValueError, match="seed 3, now 4"):
+        Journal(path, campaign.header(4))
+
+
+def test_rows_of_other_code_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    before = campaign.header(0) | {"accounting": "of long ago"}
+    journal = Journal(path, before)
+    journal.add({"index": 0})
+    journal.close()
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match=r"other code .*accounting 'of long ago', now .*--restart"):
+        Journal(path, campaign.header(0))
+    assert path.read_bytes() == content
+    journal = Journal(path, campaign.header(0), restart=True)
+    assert journal.rows == {}
+    journal.close()
+    Journal(path, campaign.header(0)).close()
+
+
+def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    journal = Journal(tmp_path / "journal.jsonl", campaign.header(0))
+    journal.add({"index": 0})
+    with pytest.raises(ValueError, match="in use by another run"):
+        Journal(tmp_path / "journal.jsonl", campaign.header(0), restart=True)
+    journal.close()
+    assert list(Journal(tmp_path / "journal.jsonl", campaign.header(0)).rows) == [0]
+
+
+def test_a_killed_fuzz_run_goes_on_in_two_processes(tmp_path: Path) -> None:
+    """SIGKILL to a run with a pool: its workers end too, and the journal that is left gives the same counts."""
+    path = tmp_path / "journal.jsonl"
+    few = ["--share", "0.05", "--target", "strategy caches"]  # one block
+    command = [sys.executable, "-m", "soundness", "fuzz", "--journal", str(path), "--jobs", "2", "--no-docs"]
+    process = subprocess.Popen([*command, "--target", "strategy caches"], stdout=subprocess.DEVNULL, cwd=ROOT)
+    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= 3)
+    process.kill()
+    process.wait()
+    # A lock that no worker holds any more.
+    wait_until(lambda: subprocess.run([*command, *few], cwd=ROOT, capture_output=True).returncode == 0)
+    journal = Journal(path, fuzz.header(0))
+    try:
+        for block, row in journal.rows.items():
+            assert row == json.loads(json.dumps(fuzz.to_row(0, str(block))))
+    finally:
+        journal.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never happened")
+
+
+# --- which code ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_of_what_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+
+    def of(text: str) -> str:
+        (tmp_path / "a.py").write_text(text)
+        return provenance.fingerprint([tmp_path])
+
+    plain = of("def f(x):\n    return x + 1\n")
+    assert of('"""Text."""\n\n\ndef f(x):  # why\n    """More."""\n    return (x + 1)\n') == plain
+    others = {
+        of("def f(x):\n    return x + 2\n"),
+        of("def f(y):\n    return y + 1\n"),
+        of("def f(x): return x + True\n"),
+    }
+    assert len(others | {plain}) == 4
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert provenance.fingerprint([tmp_path]) not in others
+
+
+def test_what_bounds_depend_on_is_fingerprinted() -> None:
+    code = provenance.present()
+    assert code["accounting"] != code["package"]
+    assert set(code) == {"version", "accounting", "package"}
+    assert {path.name for path in provenance.PACKAGE.iterdir()} >= set(provenance._NO_BOUNDS)
+    campaign_needs = {"soundness.cases", "soundness.problems", "soundness.truth"}
+    assert {name.removesuffix(".py").replace("/", ".") for name in campaign.HARNESS} >= campaign_needs
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        (("a p", "a p", "a p"), "with the same code"),
+        (("a p", "a q", "a p"), "same accounting code; other parts"),
+        (("a p", "b q", "a p"), "different accounting code"),
+        (("a p", None, "a p"), "did not record"),
+    ],
+)
+def test_the_page_says_whether_the_code_changed(codes: tuple[str | None, ...], said: str) -> None:
+    data = {}
+    for part, code in zip(summary.PARTS, codes, strict=True):
+        accounting, package = code.split() if code else ("", "")
+        data[part] = {"code": {"version": "1", "accounting": accounting, "package": package}} if code else {}
+    assert said in summary._code(data)
+
+
+# --- every part records itself ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The page and an empty data file, elsewhere."""
+    monkeypatch.setattr(summary, "DATA", tmp_path / "soundness.json")
+    monkeypatch.setattr(summary, "PAGE", tmp_path / "soundness.md")
+    (tmp_path / "soundness.md").write_text((ROOT / "docs" / "soundness.md").read_text())
+    return tmp_path
+
+
+def recorded(part: str, path: Path) -> dict:
+    """What was put into the data, once it is certain that the page says the same, and which code it was."""
+    data = summary.load()
+    assert path.read_text() == summary.filled(path.read_text(), data)
+    assert data[part]["code"] == dict(provenance.present())
+    return data[part]
+
+
+def test_the_campaign_records_itself(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = ["x", "delta", "add", "0.1", "closed form", "1.5"]
+    row = {"family": "f", "size": "s", "findings": [finding] * 7, "violations": []}
+    monkeypatch.setattr(campaign, "to_row", lambda seed, index: {"index": index, **row})
+    monkeypatch.setattr(sys, "argv", ["", "--cases", "20", "--jobs", "1", "--journal", str(docs / "journal")])
+    assert command.main() == 0
+    assert recorded("campaign", docs / "soundness.md")["cases"] == 21
+    assert "21 cases about 3 random mechanisms (seed 0): **0 violations**" in (docs / "soundness.md").read_text()
+
+
+def test_fuzzing_records_itself_and_goes_on(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "TARGETS", {"Python arguments": (fuzz.python_call, 60), "A target": (fuzz.event, 1)})
+    arguments = ["--jobs", "1", "--journal", str(docs / "journal")]
+    assert fuzz.main([*arguments, "--share", "0.5"]) == 0
+    assert summary.load() == {}  # not the whole of it
+    assert fuzz.main(arguments) == 0
+    found = recorded("fuzz", docs / "soundness.md")
+    assert found["targets"]["Python arguments"]["cases"] == 60
+    monkeypatch.setattr(fuzz, "run", None)  # nothing is left to do
+    assert fuzz.main(arguments) == 0
+    assert recorded("fuzz", docs / "soundness.md") == found
+
+
+def test_a_fault_that_was_found_is_recorded(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "TARGETS", {"Python arguments": (lambda *_: fault("it broke"), 3)})
+    assert fuzz.main(["--jobs", "1", "--journal", str(docs / "journal")]) == 1
+    assert recorded("fuzz", docs / "soundness.md")["faults"] == [f"Python arguments {k}: it broke" for k in range(3)]
+    assert "**3 faults**" in (docs / "soundness.md").read_text()
+
+
+def test_kills_record_themselves_and_go_on(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[str, int]] = []
+
+    class Bench:
+        def __init__(self, name: str, directory: Path) -> None:
+            self.name = name
+
+        def kill(self, number: int, seed: int) -> dict:
+            if len(killed) == 120:
+                raise KeyboardInterrupt
+            killed.append((self.name, number))
+            return {"kills": 1, "finished": 0, "lost": 0, "corrupt": 0, "problems": []}
+
+    monkeypatch.setattr(faults, "Bench", Bench)
+    monkeypatch.setattr(faults, "available", lambda job: True)
+    arguments = ["--journal", str(docs / "journal")]
+    assert faults.main(arguments) == 130
+    assert summary.load() == {}
+    killed.append(("interrupted", 0))  # so that it is not interrupted again
+    assert faults.main(arguments) == 0
+    assert sorted(set(killed)) == sorted(killed)
+    runs = recorded("faults", docs / "soundness.md")["runs"]
+    assert {run["kills"] for run in runs.values()} == {faults.KILLS}
+    assert set(runs) == set(faults.JOBS)
+
+
+def test_the_page_can_be_made_anew(docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    committed = (ROOT / "docs" / "soundness.md").read_text()
+    summary.DATA.write_text((ROOT / "docs" / "data" / "soundness.json").read_text())
+    summary.PAGE.write_text(re.sub(r"(<!-- (?!end)\w+ -->\n).*?(<!-- end -->)", r"\1\2", committed, flags=re.DOTALL))
+    assert summary.PAGE.read_text() != committed
+    assert page.main([]) == 0
+    assert summary.PAGE.read_text() == committed
+    assert {line.split(":")[0] for line in capsys.readouterr().out.splitlines()[1:]} == set(summary.PARTS)
 
 
 # --- what is committed ---------------------------------------------------------------------------------------------
 
 
 def test_the_page_says_what_the_data_says() -> None:
-    data, page = summary.load(), summary.PAGE.read_text()
-    assert page == summary.filled(page, data)
-    assert set(summary.blocks(data)) == set(re.findall(r"<!-- (\w+) -->\n", page)) - {"end"}
+    data, text = summary.load(), summary.PAGE.read_text()
+    assert text == summary.filled(text, data)
+    assert set(summary.blocks(data)) == set(re.findall(r"<!-- (\w+) -->\n", text)) - {"end"}
 
 
 def test_the_committed_run_is_large_and_without_violations() -> None:
