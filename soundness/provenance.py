@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpmf import __version__
+import dpmf
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "dpmf"
+PACKAGE = Path(dpmf.__file__).parent  # what is imported, wherever that is
 # Rooms of the package that no bound depends on.
 _NO_BOUNDS = ("cli", "integrations", "training", "web", "report.py", "verification.py")
 
@@ -27,9 +27,15 @@ def fingerprint(paths: Iterable[Path]) -> str:
     add fields to their trees agree.
     """
     digest = hashlib.sha256()
-    files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else (path,))}
-    for file in sorted(files - {PACKAGE / "_version.py"}):
-        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0")
+    files = {
+        file.relative_to(path.parent).as_posix(): file
+        for path in paths
+        for file in (path.rglob("*.py") if path.is_dir() else (path,))
+    }
+    for name, file in sorted(files.items()):
+        if file == PACKAGE / "_version.py":
+            continue
+        digest.update(name.encode() + b"\0")
         for token in _tokens(ast.parse(file.read_bytes())):
             digest.update(token.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()[:12]
@@ -63,7 +69,7 @@ def _is_text(node: object) -> bool:
 def present() -> Mapping[str, str]:
     """The version, and fingerprints of what bounds depend on ("accounting") and of the whole package."""
     accounting = [path for path in PACKAGE.iterdir() if path.name not in _NO_BOUNDS and path.suffix in ("", ".py")]
-    return {"version": __version__, "accounting": fingerprint(accounting), "package": fingerprint([PACKAGE])}
+    return {"version": dpmf.__version__, "accounting": fingerprint(accounting), "package": fingerprint([PACKAGE])}
 
 
 @cache

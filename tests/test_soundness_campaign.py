@@ -263,9 +263,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 # --- which code ----------------------------------------------------------------------------------------------------
 
 
-def test_a_fingerprint_is_of_what_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-
+def test_a_fingerprint_is_of_what_code_does(tmp_path: Path) -> None:
     def of(text: str) -> str:
         (tmp_path / "a.py").write_text(text)
         return provenance.fingerprint([tmp_path])
