@@ -24,6 +24,7 @@ _SINGLE_THREADED = 2**18  # multiplications in a matrix product
 _CHUNK = 2**18  # doubles held per batch of frequencies
 _LOW, _HIGH = -4.5, 4.5  # where a spread may end on the side on which it only moves mass
 _LEAST_VALUE = 1e-18  # smaller values are bounded by about this much
+_STILL, _MOST_STILL = 1e-4, 1e-3  # variances of single innovations and of all of them together that are rounded to 0
 _LOWEST_LOG = {1: -8.0, -1: -9.0}
 
 
@@ -85,6 +86,15 @@ def chain_covariance(deviations: Array, correlations: Array) -> Array:
         products[i, i + 1 :] = np.cumprod(correlations[i:])
     products = np.maximum(products, products.T)
     return np.asarray(np.outer(deviations, deviations) * products)
+
+
+def _moving(innovations: Array) -> Array:
+    """Innovation variances without those that all together hardly matter: 0 raises the correlation to 1.
+
+    Nodes would have to be as dense as the smallest steps, and fits push correlations as close to 1 as they may.
+    """
+    small = innovations <= _STILL
+    return np.where(small, 0.0, innovations) if innovations[small].sum() <= _MOST_STILL else innovations
 
 
 def classes_of(variances: Array) -> tuple[Array, np.ndarray]:
@@ -178,10 +188,10 @@ class LineLaw(Law):
         # A factor that few indices load may be spread more coarsely.
         use = math.sqrt(float((loads**2).mean())) / top_load if top_load > 0 else 1.0
         self._static = self._spread(top_load, min(resolution.static / use, 2.5 * resolution.static), deep=False)
-        innovations = np.maximum(1 - model.correlations**2, 0.0)
+        innovations = _moving(np.maximum(1 - model.correlations**2, 0.0))
         spacing = 1.0
         if top_deviation > 0:
-            inner = innovations[(deviations[1:] > 0) & (deviations[:-1] > 0)]
+            inner = innovations[(deviations[1:] > 0) & (deviations[:-1] > 0) & (innovations > 0)]
             typical = math.sqrt(float(np.median(inner))) if len(inner) else 1.0
             spacing = min(0.7, resolution.chain * max(typical, 0.02))
         start = self._spread(top_deviation, spacing, deep=True)
