@@ -1,8 +1,8 @@
 """The soundness campaign: random mechanisms, every accountant and option, against truths that do not use the package.
 
-`python -m soundness` runs it and writes docs/soundness.md: `problems` draws, `truth` knows, `cases` asks, `campaign`
-runs, `journal` resumes, `provenance` knows which code it was, `summary` writes. `fuzz` throws hostile input at the
-package, `faults` kills it at random moments.
+`python -m soundness` runs it and writes docs/soundness.md: `problems` draws, `truth` knows, `plans` says who is asked,
+`cases` asks, `campaign` runs, `journal` resumes, `provenance` knows which code it was, `summary` writes. `fuzz` throws
+hostile input at the package, `faults` kills it at random moments.
 """
 
 from __future__ import annotations

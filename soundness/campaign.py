@@ -12,7 +12,7 @@ from soundness.cases import Finding, check_problem
 from soundness.journal import Journal, Row, worked
 
 FORMAT = 2
-HARNESS = tuple(f"soundness/{name}.py" for name in ("campaign", "cases", "problems", "truth"))
+HARNESS = tuple(f"soundness/{name}.py" for name in ("campaign", "cases", "plans", "problems", "truth"))
 
 
 def header(seed: int, light: bool = False) -> dict[str, Any]:
@@ -21,9 +21,9 @@ def header(seed: int, light: bool = False) -> dict[str, Any]:
     return {"part": "campaign", "format": FORMAT, "seed": seed, "light": light, **code}
 
 
-def to_row(seed: int, index: int) -> Row:
+def to_row(seed: int, light: bool, index: int) -> Row:
     """The problem of this index, checked, as a line of the journal."""
-    problem, findings = check_problem(seed, index)
+    problem, findings = check_problem(seed, index, light)
     return {
         "index": index,
         "family": problem.family,
@@ -53,13 +53,13 @@ def violation(mechanism: str, sigma: float, f: Finding) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(journal: Journal, seed: int, cases: int, jobs: int = 1) -> Iterator[tuple[int, Row]]:
+def run(journal: Journal, seed: int, cases: int, jobs: int = 1, light: bool = False) -> Iterator[tuple[int, Row]]:
     """Check problems in order until there are so many cases; yields how many there are, and the row they end with.
 
     Which problems that takes does not depend on the number of processes.
     """
     done = 0
-    for row in worked(journal, itertools.count(), partial(to_row, seed), jobs):
+    for row in worked(journal, itertools.count(), partial(to_row, seed, light), jobs):
         done += len(row["findings"])
         yield min(done, cases), row
         if done >= cases:

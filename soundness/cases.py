@@ -1,43 +1,30 @@
 """What is asked of every accountant about a problem, and whether the answers agree with the truth.
 
 Every question ends in one number: δ claimed. "delta" asks for it at ε; "epsilon" and "calibrate" ask for the ε or σ at
-which it is met, and the truth is taken there. Upper bounds must not be below the truth, lower ones not above it.
+which it is met, and the truth is taken there. "cut short" asks with a time budget that ends in the middle. Upper bounds
+must not be below the truth, lower ones not above it. Which accountants are asked, and how much, is in `plans`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import dpmf
-from dpmf.accountants import (
-    ACCOUNTANTS,
-    DIRECTIONS,
-    Accountant,
-    Auto,
-    Best,
-    Cascade,
-    Chain,
-    Conditional,
-    Lattice,
-    PreparedAccountant,
-)
-from dpmf.accountants import Renyi as RenyiAccountant
+from dpmf import budget
+from dpmf.accountants import DIRECTIONS, Accountant, Auto, PreparedAccountant
 from dpmf.accountants import lower as lower_bounds
 from dpmf.errors import CalibrationError
+from soundness.plans import Plan, accountants_for, lower_plan
 from soundness.problems import Problem, draw_problem
 from soundness.truth import Truth, true_delta
-
-# Estimates, and bounds that others prove.
-_LOWER = 0.08  # the part of the problems that are asked for a lower bound, which costs most
-# How often the ε at δ is asked for as well.
-_EPSILONS = {"gaussian": 1.0, "renyi": 1.0, "conditional": 0.15}
-NOT_OURS = ("monte-carlo", "random-allocation", "pld-accounting")
 
 
 @dataclass(frozen=True)
@@ -60,8 +47,11 @@ class Finding:
 
     @property
     def looseness(self) -> float | None:
-        """claim/truth for upper bounds, truth/claim for lower ones; None where the truth is not known well."""
-        if self.problem is not None or not self.truth.sharp or self.truth.low < 1e-14:
+        """claim/truth for upper bounds, truth/claim for lower ones.
+
+        None where the truth is not known well, and where a budget cut the search short.
+        """
+        if self.problem is not None or not self.truth.sharp or self.truth.low < 1e-14 or self.kind == "cut short":
             return None
         middle = math.sqrt(self.truth.low * self.truth.high)
         if self.kind.startswith("lower"):
@@ -69,89 +59,14 @@ class Finding:
         return self.claim / middle
 
 
-# --- options -------------------------------------------------------------------------------------------------------
-
-
-def _renyi(rng: np.random.Generator) -> RenyiAccountant:
-    return RenyiAccountant(
-        max_order=None if rng.random() < 0.6 else int(rng.integers(2, 64)),
-        work_budget=float(rng.choice([1e4, 1e5, 5e5])),
-        bandwidth=None if rng.random() < 0.6 else int(rng.integers(1, 4)),
-    )
-
-
-def _conditional(rng: np.random.Generator) -> Conditional:
-    return Conditional(
-        family=str(rng.choice(["variational", "variational", "am-gm"])),
-        option=int(rng.integers(1, 4)),
-        temperatures=(math.inf, 0.1, 1.0, 10.0) if rng.random() < 0.7 else (float(rng.choice([0.01, 0.5, 30.0])),),
-        bad_event_share=float(rng.choice([0.5, 0.5, 0.01, 0.9])),
-        optimise_bad_event=bool(rng.random() < 0.1),
-    )
-
-
-def _chain(rng: np.random.Generator) -> Chain:
-    return Chain(
-        discretisation_loss=float(rng.choice([0.005, 0.02, 0.1])), max_frequencies=int(rng.choice([64, 256, 2048]))
-    )
-
-
-def _lattice(rng: np.random.Generator) -> Lattice:
-    return Lattice(
-        discretisation_loss=float(rng.choice([0.0005, 0.005, 0.1])), max_points=int(rng.choice([64, 2**10, 2**17]))
-    )
-
-
-def _cascade(rng: np.random.Generator) -> Cascade:
-    return Cascade(discretisation_loss=float(rng.choice([0.002, 0.02, 0.2])))
-
-
-def _best(rng: np.random.Generator) -> Best:
-    return Best(renyi=RenyiAccountant(work_budget=1e5))
-
-
-def _auto(rng: np.random.Generator) -> Auto:
-    return Auto(tolerance=float(rng.choice([0.02, 0.5])), renyi=RenyiAccountant(work_budget=1e5))
-
-
-# Drawers of options; an accountant that is not here is asked with its defaults.
-OPTIONS: dict[str, Callable[[np.random.Generator], Accountant]] = {
-    "renyi": _renyi, "conditional": _conditional, "chain": _chain, "lattice": _lattice, "best": _best,
-    "cascade": _cascade, "auto": _auto,
-}  # fmt: skip
-
-
-def _share(name: str, bins: int) -> float:
-    """The part of the problems with so many bins that this accountant is asked about: what takes longer, less often."""
-    if name in ("gaussian", "renyi", "lattice"):
-        return 1.0
-    if name == "conditional":
-        return 0.7 if bins <= 4 else 0.4
-    if name == "cascade":
-        return 0.3
-    if bins > 4:
-        return 0.01 if name == "chain" else 0.002 if bins <= 10 else 0.0
-    return {"chain": {1: 0.2, 2: 0.3, 3: 0.15, 4: 0.05}[bins], "best": 0.02, "auto": 0.01}.get(name, 0.05)
-
-
-def accountants_for(problem: Problem, seed: int) -> Iterator[tuple[Accountant, np.random.Generator]]:
-    """The accountants asked about a problem, with options drawn for it, and what each draws further choices from.
-
-    Each has a stream of its own, so that a new accountant does not change what the others are asked.
-    """
-    bins = problem.mechanism.allocation.batches_per_epoch
-    for name, cls in ACCOUNTANTS.items():
-        rng = np.random.default_rng([seed, problem.index, 1, zlib.crc32(name.encode())])
-        if name in NOT_OURS or rng.random() >= _share(name, bins):
-            continue
-        for _ in range(2 if name == "renyi" else 1):
-            accountant = OPTIONS[name](rng) if name in OPTIONS else cls()
-            if isinstance(accountant, Chain) and bins > 4:  # else minutes
-                accountant = Chain(discretisation_loss=0.2, max_frequencies=min(256, accountant.max_frequencies))
-            yield accountant, rng
-
-
 # --- questions -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def looks() -> Iterator[None]:
+    """A clock that moves on by one with every look at it: a time budget then ends at the same place each time."""
+    with mock.patch.object(budget, "_clock", map(float, itertools.count()).__next__):
+        yield
 
 
 class _Asker:
@@ -169,43 +84,61 @@ class _Asker:
             self._known[key] = true_delta(self.problem.s * scale * scale, epsilon, direction, self._rng)
         return self._known[key]
 
-    def upper(self, accountant: Accountant, rng: np.random.Generator) -> Iterator[Finding]:
-        mechanism, delta = self.problem.mechanism, self.problem.delta
-        name = accountant.name
+    def upper(self, accountant: Accountant, plan: Plan, rng: np.random.Generator) -> Iterator[Finding]:
+        if isinstance(accountant, Auto) and accountant.time_budget is not None:
+            with looks():
+                for finding in self._upper(accountant, plan, rng):
+                    yield replace(finding, kind="cut short")
+        else:
+            yield from self._upper(accountant, plan, rng)
+
+    def _upper(self, accountant: Accountant, plan: Plan, rng: np.random.Generator) -> Iterator[Finding]:
+        name, epsilons, delta = accountant.name, self.problem.epsilons, self.problem.delta
         try:
-            prepared = accountant.prepare(mechanism)
+            prepared = accountant.prepare(self.problem.mechanism)
         except ValueError as error:
             if name != "lattice":  # which only takes uncorrelated noise
                 yield Finding(name, "prepare", "both", math.nan, math.nan, Truth(0, 1, "none"), _said(error))
             return
-        cheap = name in ("gaussian", "renyi")
-        ways = DIRECTIONS if cheap or name == "conditional" else (DIRECTIONS[int(rng.integers(2))],)
-        for way in ways:
-            for epsilon in self.problem.epsilons if cheap else self.problem.epsilons[:1]:
-                # The bound calibration asks for is one composition, the other several.
-                for_target = name == "conditional" and rng.random() < 0.95
-                yield self._delta(prepared, epsilon, way, delta if for_target else None)
-            if rng.random() < _EPSILONS.get(name, 0.2):
+        for way in DIRECTIONS:
+            for epsilon in epsilons[: plan.epsilons]:
+                yield self._delta(prepared, epsilon, way, delta if rng.random() < plan.target else None)
+            if rng.random() < plan.epsilon:
                 yield self._epsilon(prepared, delta, way)
-        if rng.random() < (0.05 if cheap else 0.004):
-            yield from self._calibrate(prepared, self.problem.epsilons[0], delta)
-        if rng.random() < 0.03 and name in ("gaussian", "renyi", "conditional"):
+        if rng.random() < plan.calibrate:
+            yield from self._calibrate(prepared, epsilons[0], delta)
+        if rng.random() < plan.profile:
             yield from self._profile(prepared, DIRECTIONS[int(rng.integers(2))])
+        if rng.random() < plan.cut_short:
+            way, steps = DIRECTIONS[int(rng.integers(2))], float(np.exp(rng.uniform(0, math.log(300))))
+            yield self._cut_short(accountant, epsilons[0], way, steps)
 
     def _delta(self, prepared: PreparedAccountant, epsilon: float, way: Any, target: float | None) -> Finding:
         def ask() -> float:
             if target is not None:
                 return prepared.delta_for_target(self.problem.noise_multiplier, epsilon, target, way).value
-            return dpmf.delta(
-                self.problem.mechanism,
-                noise_multiplier=self.problem.noise_multiplier,
-                epsilon=epsilon,
-                accountant=prepared,
-                direction=way,
-            ).delta
+            return self._ask_delta(prepared, epsilon, way)
 
         claim, problem = _guarded(ask)
         return Finding(prepared.name, "delta", way, epsilon, claim, self.truth(epsilon, way), problem)
+
+    def _ask_delta(
+        self, accountant: Accountant | PreparedAccountant, epsilon: float, way: str, time_budget: float | None = None
+    ) -> float:
+        return dpmf.delta(
+            self.problem.mechanism,
+            noise_multiplier=self.problem.noise_multiplier,
+            epsilon=epsilon,
+            accountant=accountant,
+            direction=way,
+            time_budget=time_budget,
+        ).delta
+
+    def _cut_short(self, accountant: Accountant, epsilon: float, way: str, steps: float) -> Finding:
+        """δ by an accountant that prepares itself within the budget, which so many looks at the clock use up."""
+        with looks():
+            claim, problem = _guarded(lambda: self._ask_delta(accountant, epsilon, way, steps))
+        return Finding(accountant.name, "cut short", way, epsilon, claim, self.truth(epsilon, way), problem)
 
     def _epsilon(self, prepared: PreparedAccountant, delta: float, way: str) -> Finding:
         found, problem = _guarded(
@@ -244,7 +177,9 @@ class _Asker:
             yield Finding(prepared.name, "calibrate", way, found, delta, at, problem)
 
     def _profile(self, prepared: PreparedAccountant, way: str) -> Iterator[Finding]:
-        epsilons = [self.problem.epsilons[0] * f for f in (0.5, 1.0, 1.5)]
+        """On all of the problem's ε, 0 and a few more: accountants have ways of their own for many at once."""
+        near = self.problem.epsilons[0]
+        epsilons = [0.0, *self.problem.epsilons, near * 0.9]
         try:
             found = dpmf.profile(
                 self.problem.mechanism,
@@ -259,21 +194,21 @@ class _Asker:
         for epsilon, claim in zip(epsilons, found, strict=True):
             yield Finding(prepared.name, "profile", way, epsilon, float(claim), self.truth(epsilon, way))
 
-    def lower(self, rng: np.random.Generator) -> Iterator[Finding]:
+    def lower(self, plan: Plan, rng: np.random.Generator) -> Iterator[Finding]:
         mechanism, sigma, delta = self.problem.mechanism, self.problem.noise_multiplier, self.problem.delta
-        if rng.random() >= _LOWER:
-            return
+        for way in DIRECTIONS:
+            for epsilon in self.problem.epsilons[: plan.epsilons]:
+                claim, problem = _guarded(lambda e=epsilon, w=way: lower_bounds.lower_delta(mechanism, sigma, e, w))
+                yield Finding("lower", "lower delta", way, epsilon, claim, self.truth(epsilon, way), problem)
         way, epsilon = DIRECTIONS[int(rng.integers(2))], self.problem.epsilons[-1]
-        claim, problem = _guarded(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, way))
-        yield Finding("lower", "lower delta", way, epsilon, claim, self.truth(epsilon, way), problem)
-        if rng.random() < 0.1:
+        if rng.random() < plan.epsilon:
             found, problem = _guarded(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, way))
             if problem is None and found > 0:
                 at = self.truth(found, way) if found <= 500 else Truth(0.0, 1.0, "none")
                 yield Finding("lower", "lower epsilon", way, found, delta, at)
             elif problem is not None:
                 yield Finding("lower", "lower epsilon", way, found, math.nan, Truth(0, 1, "none"), problem)
-        if rng.random() < 0.05:
+        if rng.random() < plan.calibrate:
             found, problem = _guarded(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, way))
             if problem is None and found > 0:
                 at = self.truth(epsilon, way, found)
@@ -296,12 +231,22 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def check_problem(seed: int, index: int) -> tuple[Problem, list[Finding]]:
-    """Every question about the problem of this index; the same ones each time."""
+def check_problem(seed: int, index: int, light: bool = False) -> tuple[Problem, list[Finding]]:
+    """Every question about the problem of this index; the same ones each time.
+
+    The light campaign is the one of the tests: what takes long is asked less often.
+    """
     problem = draw_problem(seed, index)
     asker = _Asker(problem, seed)
-    findings = [f for accountant, rng in accountants_for(problem, seed) for f in asker.upper(accountant, rng)]
-    return problem, [*findings, *asker.lower(np.random.default_rng([seed, index, 3]))]
+    findings = [
+        finding
+        for accountant, plan, rng in accountants_for(problem, seed, light)
+        for finding in asker.upper(accountant, plan, rng)
+    ]
+    below = lower_plan(problem, seed, light)
+    if below is not None:
+        findings += asker.lower(below, np.random.default_rng([seed, index, 3]))
+    return problem, findings
 
 
-__all__ = ["NOT_OURS", "OPTIONS", "Finding", "accountants_for", "check_problem"]
+__all__ = ["Finding", "check_problem", "looks"]

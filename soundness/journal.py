@@ -96,6 +96,8 @@ def worked(journal: Journal, keys: Iterable[K], task: Callable[[K], Row], jobs: 
                 journal.add(task(key))
             yield journal.rows[key]
         return
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # of the processes, one for each core
     context = multiprocessing.get_context("forkserver")
     function = task.func if isinstance(task, partial) else task
     context.set_forkserver_preload([function.__module__])  # imported once

@@ -18,7 +18,7 @@ SIGMA_RANGE = 1e-3, 1e6
 EPSILON_RANGE = 1e-3, 50.0
 DELTA_RANGE = 1e-12, 0.5
 # How often each size is drawn. Four bins at full rank and sampled truths cost most.
-SIZES = {"b=1": 10, "b=2": 34, "b=3": 12, "b=4": 2, "low rank": 34, "sampled": 8}
+SIZES = {"b=1": 7, "b=2": 30, "b=3": 18, "b=4": 3, "low rank": 30, "sampled": 12}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def draw_problem(seed: int, index: int) -> Problem:
     rng = generator(seed, index)
     sizes = np.array(list(SIZES.values()), dtype=float)
     size = str(rng.choice(list(SIZES), p=sizes / sizes.sum()))
-    b = {"b=1": 1, "b=2": 2, "b=3": 3, "b=4": 4}.get(size) or int(rng.integers(5, 41))
+    # Of more than four, half the problems have few: accountants that take long there are asked about those.
+    b = {"b=1": 1, "b=2": 2, "b=3": 3, "b=4": 4}.get(size) or int(rng.integers(5, rng.choice([9, 41])))
     if size == "low rank":
         family, n = "low rank", b
         made = _low_rank(rng, b)
@@ -154,7 +155,7 @@ def draw_problem(seed: int, index: int) -> Problem:
         epsilons = [near * f for f in (*rng.uniform(0.1, 0.7, 3), *rng.uniform(0.7, 1.2, 3))]
     rng.shuffle(epsilons)
     if size in ("b=4", "sampled"):
-        epsilons = epsilons[:1]
+        epsilons = epsilons[:2]
     clipped = tuple(min(max(float(e), EPSILON_RANGE[0]), EPSILON_RANGE[1]) for e in epsilons)
     return Problem(index, family, size, mechanism, sigma, clipped, delta, signal_to_noise(strategy, n, b, sigma))
 

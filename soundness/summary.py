@@ -30,6 +30,7 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts, violations and looseness of the problems checked."""
     cases, methods, families, sizes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    ways: dict[str, Counter[str]] = defaultdict(Counter)
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     violations: list[Any] = []
     problems = 0
@@ -42,6 +43,7 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for accountant, kind, direction, low, method, loose in row["findings"]:
             cases[accountant] += 1
             kinds[accountant][kind] += 1
+            ways[accountant][direction] += 1
             methods[method] += 1
             truths.add((row["index"], direction, low, method))
             where = regime(float(low))
@@ -54,6 +56,7 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "violations": violations,
         "by_accountant": dict(sorted(cases.items())),
         "by_question": {name: dict(sorted(count.items())) for name, count in sorted(kinds.items())},
+        "by_direction": {name: dict(sorted(count.items())) for name, count in sorted(ways.items())},
         "by_truth": dict(sorted(methods.items())),
         "by_family": dict(sorted(families.items())),
         "by_size": dict(sorted(sizes.items())),
@@ -178,13 +181,14 @@ def _looseness(c: Mapping[str, Any]) -> str:
 
 def _coverage(c: Mapping[str, Any]) -> str:
     parts = []
-    for title, key in (
-        ("truth from", "by_truth"),
-        ("strategy", "by_family"),
-        ("size", "by_size"),
-        ("of", "by_accountant"),
-    ):
+    for title, key in (("truth from", "by_truth"), ("strategy", "by_family"), ("size", "by_size")):
         parts.append(_table([title, "cases"], ((name, f"{count:,}") for name, count in c[key].items())))
+    ways = c.get("by_direction", {})
+    asked = [
+        (name, f"{count:,}", *(f"{ways[name].get(way, 0):,}" if ways else "" for way in ("remove", "add")))
+        for name, count in c["by_accountant"].items()
+    ]
+    parts.append(_table(["of", "cases", "remove", "add"], asked))
     return "\n\n".join(parts)
 
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from soundness import extremes
-from soundness.cases import NOT_OURS
+from soundness.plans import NOT_OURS
 
 import dpmf
 from dpmf import BallsInBins, Mechanism, strategies

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from soundness.cases import NOT_OURS
+from soundness.plans import NOT_OURS
 from soundness.truth import gaussian_delta, true_delta
 
 import dpmf

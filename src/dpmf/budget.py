@@ -15,6 +15,10 @@ from math import inf
 MOST_BYTES = 4 * 2**30  # of one array
 
 
+def _clock() -> float:
+    return time.monotonic()
+
+
 class OutOfTime(Exception):
     """The time budget ended before there was an answer."""
 
@@ -27,7 +31,7 @@ class Deadline:
         self.passed = False
 
     def check(self) -> None:
-        if time.monotonic() >= self.ends:
+        if _clock() >= self.ends:
             self._pass()
             raise OutOfTime
 
@@ -44,7 +48,7 @@ _current: ContextVar[Deadline | None] = ContextVar("dpmf_deadline", default=None
 def time_limit(seconds: float | None) -> Iterator[Deadline]:
     """Give what runs inside so many seconds, or what is left of an enclosing limit where that is less."""
     outer = _current.get()
-    ends = inf if seconds is None else time.monotonic() + seconds
+    ends = inf if seconds is None else _clock() + seconds
     deadline = Deadline(min(ends, inf if outer is None else outer.ends), outer)
     token = _current.set(deadline)
     try:
@@ -78,7 +82,7 @@ def check() -> None:
 def seconds_left() -> float:
     """Until the deadline in force; infinite where there is none, never negative."""
     deadline = _current.get()
-    return inf if deadline is None else max(0.0, deadline.ends - time.monotonic())
+    return inf if deadline is None else max(0.0, deadline.ends - _clock())
 
 
 def require(size: float, what: str, argument: str) -> None:
