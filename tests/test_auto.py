@@ -9,9 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import dpmf
-from dpmf import BallsInBins, Mechanism, strategies
-from dpmf.accountants import Auto, resolve, with_options
+from dpmf import BallsInBins, Mechanism, report, strategies
+from dpmf.accountants import Auto, Best, Evaluation, PreparedAccountant, resolve, with_options
+from dpmf.accountants.chain import _PreparedChain
+from dpmf.accountants.conditional import PreparedConditional
 from dpmf.accountants.lower import lower_epsilon, lower_noise_multiplier
+from dpmf.calibration import calibrate_one_way
 from dpmf.cli import app
 
 CORRELATED = Mechanism(strategies.bsr(2), BallsInBins(1, 8))
@@ -105,3 +108,74 @@ def test_profile_on_the_command_line_carries_lower_bounds():
     for row in rows:
         _, delta, _, _, below = map(float, row.split(","))
         assert 0 < below <= delta <= 1.05 * below
+
+
+class _Counted(PreparedAccountant):
+    """δ = (scale/σ)²³·10⁻⁵, and a record of where it was asked for."""
+
+    def __init__(self, name: str, scale: float) -> None:
+        self.name, self._scale = name, scale
+        self.mechanism = CORRELATED
+        self.asked: list[float] = []
+
+    def delta_one_way(self, noise_multiplier, epsilon, direction):
+        self.asked.append(noise_multiplier)
+        return Evaluation(min(1.0, 1e-5 * (self._scale / noise_multiplier) ** 23))
+
+
+@pytest.mark.parametrize("enough", [0.0, 0.9, 1.02, 1.2])
+def test_enough_ends_the_search(enough):
+    crude, tight, other = _Counted("crude", 1.3), _Counted("tight", 1.0), _Counted("other", 1.005)
+    known = calibrate_one_way([crude], 1.0, 1e-5, "remove", 1.0, 1e-4)
+    sigma, found, member = calibrate_one_way([tight, other], 1.0, 1e-5, "remove", 1.0, 1e-4, known, enough, 2.5e-3)
+    assert member is tight
+    assert found.value <= 1e-5
+    if enough > 1:
+        assert 1 <= sigma <= min(enough, 1 + 3e-3)
+        assert not other.asked
+        assert len(tight.asked) <= 3
+    else:
+        assert 1 <= sigma <= 1 + 1e-4
+        assert len(other.asked) == 1
+        assert len(tight.asked) <= 5
+    assert len(set(tight.asked)) == len(tight.asked)
+
+
+def test_auto_asks_no_more_than_best(monkeypatch):
+    """Of the chain, and of conditional composition: the rest is cheap."""
+    asked = []
+    for cls in (_PreparedChain, PreparedConditional):
+        inner = cls.delta_for_target
+
+        def counting(self, *arguments, inner=inner):
+            asked.append(arguments[0])
+            return inner(self, *arguments)
+
+        monkeypatch.setattr(cls, "delta_for_target", counting)
+    counts = {}
+    for name, tolerance in (("best", None), ("never close enough", 1e-9), ("close enough", 0.1)):
+        asked.clear()
+        accountant = Best() if tolerance is None else Auto(tolerance=tolerance)
+        dpmf.calibrate(CORRELATED, target_epsilon=2.0, target_delta=1e-5, accountant=accountant, direction="remove")
+        counts[name] = len(asked)
+    assert counts["never close enough"] <= counts["best"] + 1
+    assert counts["close enough"] <= counts["best"] / 2
+
+
+def test_out_of_time_the_lower_bound_is_a_closed_form():
+    target = {"target_epsilon": 1.0, "target_delta": 1e-5, "with_lower": True}
+    for mechanism in (CORRELATED, UNCORRELATED, Mechanism(strategies.matrix([[1.0, 0], [0.5, 1]]), BallsInBins(1, 2))):
+        full = dpmf.calibrate(mechanism, accountant="gaussian", **target)
+        fresh = Mechanism(mechanism.strategy, mechanism.allocation)  # without what was computed before
+        found = dpmf.calibrate(fresh, accountant="auto", time_budget=1e-9, **target)
+        assert 0.3 * full.lower <= found.lower <= full.lower * (1 + 1e-4)
+        at = {"noise_multiplier": 0.5, "accountant": "auto", "time_budget": 1e-9, "with_lower": True}
+        assert dpmf.epsilon(Mechanism(mechanism.strategy, mechanism.allocation), delta=1e-5, **at).lower > 0
+        assert dpmf.delta(Mechanism(mechanism.strategy, mechanism.allocation), epsilon=0.5, **at).lower > 0
+
+
+def test_nothing_is_said_to_be_impossible_without_a_lower_bound(capsys):
+    found = dpmf.epsilon(UNCORRELATED, noise_multiplier=1e4, delta=1e-5, with_lower=True)
+    assert found.lower == 0
+    report.print_answer(UNCORRELATED, found, "epsilon")
+    assert "nothing is known" in capsys.readouterr().out

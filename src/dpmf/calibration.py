@@ -24,17 +24,23 @@ def calibrate_one_way(
     start: float,
     relative_tolerance: float,
     best: tuple[float, Evaluation, PreparedAccountant] | None = None,
+    enough: float = 0.0,
+    coarse_tolerance: float = 0.0,
 ) -> tuple[float, Evaluation, PreparedAccountant]:
     """The least σ over several bounds: all are compared at one σ, and only the smallest are followed to their roots.
 
-    `best` is what other accountants reached already. Where the time budget ends, the best so far is returned;
-    `OutOfTime` where there is none.
+    `best` is what other accountants reached already. A σ of at most `enough` is as good as any: the first member that
+    meets the target there is searched to `coarse_tolerance` only. Where the time budget ends, the best so far is
+    returned; `OutOfTime` where there is none.
     """
     reasons = [member.unreachable(epsilon, delta, direction) for member in members]
     able = [member for member, reason in zip(members, reasons, strict=True) if reason is None]
     contest = _Contest(able, epsilon, delta, direction, best)
     try:
-        contest.run(start, relative_tolerance)
+        if best is None or not enough > 0:
+            contest.run(start, relative_tolerance)
+        elif best[0] > enough:
+            contest.run_to(enough, relative_tolerance, coarse_tolerance)
     except budget.OutOfTime:
         if contest.best is None:
             raise
@@ -72,6 +78,22 @@ class _Contest:
         if self.best is None or (alone and not outside):
             return
         common, bounds = self._compare(crude, self.best[0] * (1 - tolerance) if outside else self.best[0])
+        self._follow(common, bounds, tolerance)
+
+    def run_to(self, enough: float, tolerance: float, coarse: float) -> None:
+        """From a known answer towards `enough`."""
+        bounds: dict[int, float] = {}
+        for place in range(len(self._members)):
+            bounds[place] = self._evaluate(place, enough).value
+            if bounds[place] <= self._delta:
+                self._search(place, enough, max(coarse, tolerance), self._stride(place, enough, tolerance))
+                return
+        if bounds:
+            self._follow(enough, bounds, tolerance)
+
+    def _follow(self, common: float, bounds: dict[int, float], tolerance: float) -> None:
+        """To the roots of the smallest bounds, the smallest first."""
+        assert self.best is not None
         order = sorted(bounds, key=lambda place: bounds[place])
         # Slopes are alike: the farther `common` is from the root, the more two bounds may change places until there.
         reach = bounds[order[0]] * math.exp(0.03 + 0.2 * self._excess(bounds[order[0]]))
@@ -79,7 +101,9 @@ class _Contest:
             if bounds[place] > reach:
                 return
             # The winner of the comparison is known at `common` already; the others have to beat it.
-            near = common if place == order[0] else self.best[0] * (1 - tolerance)
+            near = self.best[0] * (1 - tolerance)
+            if place == order[0] and bounds[place] <= self._delta:
+                near = common
             if self._evaluate(place, near).value <= self._delta:
                 self._search(place, near, tolerance, self._stride(place, near, tolerance))
 

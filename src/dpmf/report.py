@@ -158,7 +158,7 @@ def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: st
     table = Table(show_header=False)
     table.add_row(_ASKED[asked], f"{getattr(found, asked):.6g}")
     if found.lower is not None:
-        table.add_row("certainly not below", f"{found.lower:.6g}")
+        table.add_row("certainly not below", f"{found.lower:.6g}" if found.lower > 0 else "nothing is known")
     delta = getattr(found, "target_delta", found.delta)
     relation = "both directions" if found.direction == "both" else f"{found.direction} direction"
     table.add_row(getattr(found, "kind", "guarantee"), f"({found.epsilon:.6g}, {delta:.6g})-DP, {relation}")

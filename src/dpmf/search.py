@@ -41,18 +41,19 @@ def least_noise(
     it is within `relative_tolerance` of the smallest of all.
     """
     met: dict[float, Answer] = {}
+    first = math.log(start)
 
     @cache
     def excess(log_sigma: float) -> float:
         budget.check()
-        sigma = math.exp(log_sigma)
+        sigma = start if log_sigma == first else math.exp(log_sigma)
         evaluation = evaluate(sigma)
         if evaluation.value <= target_delta:
             met[sigma] = evaluation
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
     try:
-        bracket = _bracket(excess, math.log(start), step, relative_tolerance, 2 * math.log(1 / target_delta))
+        bracket = _bracket(excess, first, step, relative_tolerance, 2 * math.log(1 / target_delta))
         if bracket is None:
             return None
         _close_in(excess, *bracket, relative_tolerance)

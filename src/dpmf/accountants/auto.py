@@ -10,18 +10,20 @@ from typing import ClassVar
 from dpmf import budget, validation
 from dpmf.accountants import lower
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant, labelled
-from dpmf.accountants.best import _DENSE_BATCHES, Best
-from dpmf.accountants.chain import Chain
+from dpmf.accountants.best import suited
+from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
+from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.renyi import Renyi
 from dpmf.calibration import calibrate_one_way
 from dpmf.errors import CalibrationError
 from dpmf.mechanism import Mechanism
+from dpmf.search import least_noise
 
-_QUICK_WORK = 1e8  # a tenth of a second
-_COARSE = 0.03  # discretisation loss of the chain's first try
 _PROBES = 5  # points of a profile at which the gap is measured
+_CHEAP = (Gaussian.name, Cascade.name, Lattice.name)  # searched to the end, whatever is close enough
+_COARSE = 0.125  # of the tolerance: how closely the others are searched where they are close enough
+_LOWER_SHARE = 0.2  # of the time left
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,7 @@ class _Stages:
 
     def __init__(self, options: Auto, mechanism: Mechanism) -> None:
         self._mechanism = mechanism
-        if uncorrelated_diagonal(mechanism) is not None:
-            self._options: tuple[Accountant, ...] = (Gaussian(), Lattice())
-        else:
-            quick = Renyi(options.renyi.max_order, min(_QUICK_WORK, options.renyi.work_budget))
-            dense = mechanism.allocation.batches_per_epoch <= _DENSE_BATCHES
-            self._options = (
-                Gaussian(), *((quick,) if dense else ()), Chain(discretisation_loss=_COARSE), Chain(),
-                *((Best(options.renyi),) if dense else ()),
-            )  # fmt: skip
+        self._options = tuple(dict.fromkeys((Gaussian(), *suited(mechanism, options.renyi))))
         self._prepared: list[PreparedAccountant] = []
 
     def __iter__(self) -> Iterator[PreparedAccountant]:
@@ -97,49 +91,65 @@ class PreparedAuto(PreparedAccountant):
     def _seek(
         self,
         improve: Callable[[PreparedAccountant, Evaluation | None], Evaluation],
-        gap_of: Callable[[Evaluation], float],
+        good_enough: Callable[[Evaluation], bool],
     ) -> Evaluation:
-        """The first bound whose gap is within the tolerance, or the least."""
+        """The first bound that is good enough, or the least."""
         best: Evaluation | None = None
-        gap, exhausted = math.inf, False
-        with budget.time_limit(self._options.time_budget):
-            try:
-                for stage in self._stages:
-                    try:
-                        found = improve(stage, best)
-                    except CalibrationError:  # orders that do not reach the target
-                        continue
-                    if best is None or found.value < best.value:
-                        best = found
-                        gap = math.inf  # should there be no time to measure it
-                        gap = gap_of(best)
-                    if gap <= self._options.tolerance:
-                        break
-            except budget.OutOfTime:
-                if best is None:
-                    raise
-                exhausted = True
+        exhausted = False
+        try:
+            for stage in self._stages:
+                try:
+                    found = improve(stage, best)
+                except CalibrationError:  # orders that do not reach the target
+                    continue
+                if best is None or found.value < best.value:
+                    best = found
+                if good_enough(best):
+                    break
+        except budget.OutOfTime:
+            if best is None:
+                raise
+            exhausted = True
         assert best is not None  # closed forms always answer
-        extra = {"gap": gap, "budget_exhausted": exhausted}
-        return Evaluation(best.value, {**best.details, **extra})
+        return Evaluation(best.value, {**best.details, "budget_exhausted": exhausted})
+
+    def _below(self, ask: Callable[[], float]) -> float:
+        """A certified lower bound, in a share of the time."""
+        left = budget.seconds_left()
+        with budget.time_limit(None if math.isinf(left) else _LOWER_SHARE * left):
+            return ask()
+
+    def _with_gap(self, found: Evaluation, value: float, below: float) -> Evaluation:
+        gap = value / below - 1 if below > 0 else math.inf
+        return Evaluation(found.value, {**found.details, "gap": 0.0 if value == 0 else gap})
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
-        relation = self._relation or direction
+        with budget.time_limit(self._options.time_budget):
+            enough = self._enough(noise_multiplier, epsilon, direction)
+            found = self._seek(
+                lambda stage, _: labelled(stage.delta_one_way(noise_multiplier, epsilon, direction), stage, self),
+                lambda found: found.value <= enough,
+            )
+            if not 0 < found.value < 1:  # no ε is asked for then
+                return self._with_gap(found, found.value, enough)
+            relation = self._relation or direction
+            if epsilon == 0:
+                return self._with_gap(found, found.value, enough / (1 + self._options.tolerance))
+            # Of ε, not of δ.
+            start = epsilon / (1 + self._options.tolerance)
+            below = self._below(
+                lambda: lower.lower_epsilon(self.mechanism, noise_multiplier, found.value, relation, start)
+            )
+            return self._with_gap(found, epsilon, below)
 
-        def improve(stage: PreparedAccountant, _: Evaluation | None) -> Evaluation:
-            return labelled(stage.delta_one_way(noise_multiplier, epsilon, direction), stage, self)
+    def _enough(self, sigma: float, epsilon: float, direction: Direction) -> float:
+        """A δ that is certainly exceeded at an ε a little smaller: with such a bound, ε is close to what is needed.
 
-        return self._seek(improve, lambda found: self._gap_at(noise_multiplier, epsilon, found.value, relation))
-
-    def _gap_at(self, sigma: float, epsilon: float, delta: float, relation: str) -> float:
-        """By how much ε exceeds what is certainly needed for `delta`."""
-        if not 0 < delta < 1:
-            return 0.0
-        if epsilon == 0:
-            below = lower.lower_delta(self.mechanism, sigma, 0.0, relation)
-            return delta / below - 1 if below > 0 else math.inf
-        below = lower.lower_epsilon(self.mechanism, sigma, delta, relation, epsilon / (1 + self._options.tolerance))
-        return epsilon / below - 1 if below > 0 else math.inf
+        1 where that is within the tolerance already.
+        """
+        relation, factor = self._relation or direction, 1 + self._options.tolerance
+        below = self._below(lambda: lower.lower_delta(self.mechanism, sigma, epsilon / factor, relation))
+        return 1.0 if below * factor >= 1 else below * factor if epsilon == 0 else below
 
     def delta_for_target(
         self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
@@ -151,63 +161,67 @@ class PreparedAuto(PreparedAccountant):
         def improve(stage: PreparedAccountant, _: Evaluation | None) -> Evaluation:
             return labelled(stage.first_to_meet(noise_multiplier, epsilon, delta, direction), stage, self)
 
-        found = self._seek(improve, lambda found: -math.inf if found.value <= delta else math.inf)
-        return Evaluation(found.value, {key: value for key, value in found.details.items() if key != "gap"})
+        with budget.time_limit(self._options.time_budget):
+            return self._seek(improve, lambda found: found.value <= delta)
 
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
-        below: list[float] = []
+        with budget.time_limit(self._options.time_budget):
+            relation = self._relation or direction
+            below = self._below(lambda: lower.lower_epsilon(self.mechanism, noise_multiplier, delta, relation))
+            enough = below * (1 + self._options.tolerance)
 
-        def improve(stage: PreparedAccountant, best: Evaluation | None) -> Evaluation:
-            if best is not None and 0 < best.value < math.inf:
-                challenged = best.value * (1 - 1e-4)
-                if stage.first_to_meet(noise_multiplier, challenged, delta, direction).value > delta:
-                    return best
-            return labelled(stage.epsilon_one_way(noise_multiplier, delta, direction), stage, self)
+            def improve(stage: PreparedAccountant, best: Evaluation | None) -> Evaluation:
+                def evaluate(epsilon: float) -> Evaluation:
+                    return stage.first_to_meet(noise_multiplier, epsilon, delta, direction)
 
-        def gap(found: Evaluation) -> float:
-            if found.value == 0:
-                return 0.0
-            if not below:
-                relation = self._relation or direction
-                below.append(lower.lower_epsilon(self.mechanism, noise_multiplier, delta, relation))
-            return found.value / below[0] - 1 if below[0] > 0 else math.inf
+                if best is not None and 0 < best.value < math.inf:
+                    if 0 < enough < best.value and stage.name not in _CHEAP and evaluate(enough).value <= delta:
+                        near = least_noise(evaluate, delta, enough, _COARSE * self._options.tolerance, 0.05)
+                        assert near is not None  # it was met at the start
+                        return labelled(Evaluation(near[0], near[1].details), stage, self)
+                    if evaluate(best.value * (1 - 1e-4)).value > delta:
+                        return best
+                return labelled(stage.epsilon_one_way(noise_multiplier, delta, direction), stage, self)
 
-        return self._seek(improve, gap)
+            found = self._seek(improve, lambda found: found.value <= enough)
+        return self._with_gap(found, found.value, below)
 
     def least_noise_one_way(
         self, epsilon: float, delta: float, direction: Direction, start: float, relative_tolerance: float
     ) -> tuple[float, Evaluation]:
-        below: list[float] = []
-        best: list[tuple[float, Evaluation, PreparedAccountant]] = []
+        with budget.time_limit(self._options.time_budget):
+            relation, tolerance = self._relation or direction, self._options.tolerance
+            below = self._below(lambda: lower.lower_noise_multiplier(self.mechanism, epsilon, delta, relation))
+            enough = below * (1 + tolerance)
+            best: list[tuple[float, Evaluation, PreparedAccountant]] = []
 
-        def improve(stage: PreparedAccountant, _: Evaluation | None) -> Evaluation:
-            known = best[0] if best else None
-            found = calibrate_one_way(stage.members(), epsilon, delta, direction, start, relative_tolerance, known)
-            best[:] = [found]
-            return Evaluation(found[0])
+            def improve(stage: PreparedAccountant, _: Evaluation | None) -> Evaluation:
+                known = best[0] if best else None
+                # What the first that is not cheap cannot do, the others can hardly.
+                cheap, first = stage.name in _CHEAP, known is not None and known[2].name in _CHEAP
+                goal = (enough, 0.0 if cheap else _COARSE * tolerance) if first else ()
+                best[:] = [
+                    calibrate_one_way(
+                        stage.members(), epsilon, delta, direction, start, relative_tolerance, known, *goal
+                    )
+                ]
+                return Evaluation(best[0][0])
 
-        def gap(found: Evaluation) -> float:
-            if not below:
-                relation = self._relation or direction
-                below.append(lower.lower_noise_multiplier(self.mechanism, epsilon, delta, relation))
-            return found.value / below[0] - 1 if below[0] > 0 else math.inf
-
-        outcome = self._seek(improve, gap)
+            outcome = self._seek(improve, lambda found: found.value <= enough)
         sigma, evaluation, member = best[0]
-        found = labelled(evaluation, member, self)
-        return sigma, Evaluation(found.value, {**found.details, **outcome.details})
+        details = {**labelled(evaluation, member, self).details, **outcome.details}
+        return sigma, self._with_gap(Evaluation(evaluation.value, details), sigma, below)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        relation = self._relation or direction
         best = [1.0] * len(epsilons)
         probes = sorted({round(k * (len(epsilons) - 1) / (_PROBES - 1)) for k in range(_PROBES)})
         with budget.time_limit(self._options.time_budget):
             try:
+                enough = {k: self._enough(noise_multiplier, epsilons[k], direction) for k in probes}
                 for stage in self._stages:
                     found = stage.deltas_one_way(noise_multiplier, epsilons, direction)
                     best = [min(pair) for pair in zip(best, found, strict=True)]
-                    gaps = (self._gap_at(noise_multiplier, epsilons[k], best[k], relation) for k in probes)
-                    if all(gap <= self._options.tolerance for gap in gaps):
+                    if all(best[k] <= enough[k] for k in probes):
                         break
             except budget.OutOfTime:
                 pass

@@ -45,23 +45,25 @@ class Best(Accountant):
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """**Formal guarantees.** Every member bounds the same δ(ε) of the same direction; so does the smallest. Members
         are chosen by the mechanism alone, and one that samples is refused."""
-        chosen = self.accountants if self.accountants is not None else self._suited(mechanism)
+        chosen = self.accountants if self.accountants is not None else suited(mechanism, self.renyi)
         members = [accountant.prepare(mechanism) for accountant in chosen]
         for member in members:
             if member.kind != "bound":
                 raise ValueError(f"accountants must be deterministic, {member.name} is not")
         return Portfolio(self.name, mechanism, members)
 
-    def _suited(self, mechanism: Mechanism) -> tuple[Accountant, ...]:
-        if uncorrelated_diagonal(mechanism) is not None:
-            return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
-        b = mechanism.allocation.batches_per_epoch
-        # The cascade is cheap and rarely far off: the chain, nearly always the tightest, starts from what it found. The
-        # others then only have to try and beat those.
-        chosen: list[Accountant] = [Cascade(), Chain(), Gaussian()]
-        if b <= _DENSE_BATCHES:
-            chosen.append(self.renyi)
-        work = mechanism.allocation.iterations * b**2
-        if work <= _AM_GM:
-            chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))
-        return tuple(chosen)
+
+def suited(mechanism: Mechanism, renyi: Renyi) -> tuple[Accountant, ...]:
+    """dpmf's accountants that suit a mechanism, in the order in which to try them."""
+    if uncorrelated_diagonal(mechanism) is not None:
+        return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
+    b = mechanism.allocation.batches_per_epoch
+    # The cascade is cheap and rarely far off: the chain, nearly always the tightest, starts from what it found. The
+    # others then only have to try and beat those.
+    chosen: list[Accountant] = [Cascade(), Chain(), Gaussian()]
+    if b <= _DENSE_BATCHES:
+        chosen.append(renyi)
+    work = mechanism.allocation.iterations * b**2
+    if work <= _AM_GM:
+        chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))
+    return tuple(chosen)

@@ -9,11 +9,11 @@ Four families, the best of which is reported (S = G/σ², u ~ N(0, S), a_i = e^(
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -35,26 +35,29 @@ _MOST_WINDOWS, _PAIR_WORK = 50, 1e6
 _WINDOW_LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _SHARED_CELLS = 24
 _DENSE_BATCHES = 3000  # up to which the Gram matrix is made
+_SHORT = 2**20  # iterations up to which sums of the rows of G take no time
 _LEAST_SHARED = 0.02  # of the largest entry: below, a shared part gains nothing
 
 
 def lower_delta(target: Mechanism | Array, noise_multiplier: float, epsilon: float, direction: str = "both") -> float:
     """A number that δ(ε) of the dominating pair is certainly not below (for "both": the larger direction).
 
-    `target` is a mechanism or the Gram matrix of its mixture means.
+    `target` is a mechanism or the Gram matrix of its mixture means. Where the time budget ends before anything was
+    found, closed forms answer; so they do in the searches below.
 
     **Formal guarantees.** Each family is a lower bound (see `LowerBounds`), so their maximum is. Rounding errors are
     subtracted.
     """
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    found = 0.0
-    with contextlib.suppress(budget.OutOfTime):
-        bounds = LowerBounds.of(target)
-        for one_way in _directions(direction):
+    directions = _directions(direction)
+
+    def search(bounds: LowerBounds, note: Note) -> None:
+        for one_way in directions:
             budget.check()
-            found = max(found, bounds.delta(sigma, epsilon, one_way))
-    return found
+            note(bounds.delta(sigma, epsilon, one_way))
+
+    return _largest_in_time(target, search, ("delta", sigma, epsilon, direction))
 
 
 def lower_epsilon(
@@ -67,21 +70,24 @@ def lower_epsilon(
     """
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     delta = validation.probability("delta", delta)
-    found = 0.0
-    with contextlib.suppress(budget.OutOfTime):
-        bounds = LowerBounds.of(target)
-        for one_way in _directions(direction):
+    directions = _directions(direction)
+
+    def search(bounds: LowerBounds, note: Note) -> None:
+        found = 0.0
+        for one_way in directions:
             low, high = found, max(start, 2 * found)
             if not bounds.exceeds(delta, sigma, low, one_way):
                 continue
             while bounds.exceeds(delta, sigma, high, one_way):
-                found = low = high
-                high = 2 * high
+                low, high = high, 2 * high
+                note(low)
             while high - low > 1e-5 * high:
                 middle = 0.5 * (low + high)
                 low, high = (middle, high) if bounds.exceeds(delta, sigma, middle, one_way) else (low, middle)
-                found = low
-    return found
+                note(low)
+            found = low
+
+    return _largest_in_time(target, search, ("epsilon", sigma, delta, direction))
 
 
 def lower_noise_multiplier(
@@ -89,7 +95,7 @@ def lower_noise_multiplier(
 ) -> float:
     """The largest noise multiplier found that certainly misses (ε, δ), so that no accountant could accept it.
 
-    0 where none was found. Both searches end with the time budget, with what they have.
+    0 where none was found.
 
     **Formal guarantees.** At the value returned a lower bound on δ(ε) was evaluated and exceeded `delta`; every smaller
     noise multiplier has a larger Gram matrix G/σ², hence a larger δ(ε), and misses the target too.
@@ -97,21 +103,48 @@ def lower_noise_multiplier(
     epsilon = validation.non_negative("epsilon", epsilon)
     delta = validation.probability("delta", delta)
     tolerance = validation.positive("relative_tolerance", relative_tolerance)
-    found = 0.0
-    with contextlib.suppress(budget.OutOfTime):
-        bounds = LowerBounds.of(target)
-        start = math.sqrt(float(bounds.diagonal.max()))
-        for one_way in _directions(direction):
+    directions = _directions(direction)
+
+    def search(bounds: LowerBounds, note: Note) -> None:
+        found, start = 0.0, math.sqrt(float(bounds.diagonal.max()))
+        for one_way in directions:
 
             def misses(sigma: float, one_way: Direction = one_way) -> bool:
                 nonlocal found
                 missed = bounds.exceeds(delta, sigma, epsilon, one_way)
-                found = max(found, sigma) if missed else found
+                if missed:
+                    note(sigma)
+                    found = max(found, sigma)
                 return missed
 
             if start > 0:
                 _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
-    return found
+
+    return _largest_in_time(target, search, ("noise multiplier", epsilon, delta, direction, tolerance))
+
+
+Note: TypeAlias = Callable[[float], None]
+
+
+def _largest_in_time(
+    target: Mechanism | Array, search: Callable[[LowerBounds, Note], None], question: Hashable
+) -> float:
+    """The largest number that a search notes in time; by closed forms where it notes none.
+
+    The answer of a search that was not cut short is kept with the mechanism: `auto` asks first, then its caller does.
+    """
+    noted = [0.0]
+    try:
+        bounds = LowerBounds.of(target)
+        if question not in bounds.answers:
+            search(bounds, noted.append)
+            bounds.answers[question] = max(noted)
+        return bounds.answers[question]
+    except budget.OutOfTime:
+        if max(noted) == 0 and isinstance(target, Mechanism):
+            with budget.unlimited():
+                search(LowerBounds.closed_forms(target), noted.append)
+        return max(noted)
 
 
 def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float) -> None:
@@ -184,8 +217,10 @@ class LowerBounds:
         self.diagonal = diagonal
         self._error = relative_error
         b, largest = len(diagonal), float(diagonal.max())
+        self.answers: dict[Hashable, float] = {}
         self._windows: list[_Windows] = []
         self._shared = 0.0
+        self._closed = False
         if largest == 0:
             return
         if sums is not None:
@@ -231,6 +266,18 @@ class LowerBounds:
             return cls(sums.diagonal, None, error, lower, sums.total)
         return cls(np.diagonal(mechanism.gram), mechanism.gram, error)
 
+    @classmethod
+    def closed_forms(cls, mechanism: Mechanism) -> LowerBounds:
+        """Only bounds that cost next to nothing: single jumps, and one half-space."""
+        strategy, allocation = mechanism.strategy, mechanism.allocation
+        error = 4 * UNIT * (allocation.iterations + allocation.batches_per_epoch + 16)
+        gram, sums = mechanism.gram_sums, None
+        if isinstance(strategy, ToeplitzStrategy) and allocation.iterations <= _SHORT:
+            sums = lower_sums(strategy, allocation)
+        bounds = cls(gram.diagonal, None, error, sums, gram.total)
+        bounds._closed = True
+        return bounds
+
     def delta(self, noise_multiplier: float, epsilon: float, direction: Direction) -> float:
         """The best of the lower bounds on δ(ε), for one direction.
 
@@ -265,6 +312,8 @@ class LowerBounds:
             single = [w for w in self._windows if not len(w.pair_scale)]
             for windows in single if direction == "add" else self._windows:
                 yield self._best_threshold(windows, sigma, epsilon, direction)
+        if self._closed:
+            return
         yield self._independent(entries, counts, epsilon, direction)
         shared = self._shared / sigma / sigma
         if self._shared > _LEAST_SHARED * float(self.diagonal.max()) and shared < 1e8:
