@@ -193,7 +193,8 @@ class LineLaw(Law):
         if top_deviation > 0:
             inner = innovations[(deviations[1:] > 0) & (deviations[:-1] > 0) & (innovations > 0)]
             typical = math.sqrt(float(np.median(inner))) if len(inner) else 1.0
-            spacing = min(0.7, resolution.chain * max(typical, 0.02))
+            # What the spreads of n steps add is forgotten as fast as the chain forgets, or at worst adds up.
+            spacing = min(0.7, resolution.chain * max(typical, 1 / math.sqrt(model.size + 1)))
         start = self._spread(top_deviation, spacing, deep=True)
         self._nodes, self._start = start.nodes, start.weights
         slope = 0.0 if sign > 0 else top_deviation
