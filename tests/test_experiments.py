@@ -18,6 +18,7 @@ import pytest
 
 import dpmf
 from dpmf.accountants import Renyi
+from dpmf.errors import MissingExtraError
 from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities
 from dpmf_experiments.spec import Cell, Line, MechanismSpec, accountant, accountant_of, mechanism_of
 from dpmf_experiments.store import Record, Store, export, read_export
@@ -213,6 +214,142 @@ def test_results_come_back_and_stale_ones_are_told_apart(tmp_path: Path) -> None
         assert store.standing([one, other, third]) == {one: "done", other: "stale", third: "missing"}
         found = store.results([one, other, third])
         assert {k: v.result for k, v in found.items()} == {one: {"divergence": 1.0}, other: {"divergence": 2.0}}
+
+
+def filled(path: Path, number: int = 4) -> dict[Cell, Record]:
+    """A database, closed again, and what is in it."""
+    records = [Record(cell(float(s)), "0.1+x", {"divergence": s / 3}, None, 0.25 * s) for s in range(1, number)]
+    records.append(Record(cell(float(number)), "0.1+x", None, "ValueError: no (x.py:1)", 0.5))
+    with Store.open(path, create=True) as store:
+        for record in records:
+            store.save(record)
+    return {record.cell: record for record in records}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("result", '{"divergence": 0.3333333}'),
+        ("result", "{"),
+        ("result", None),
+        ("result", b"\xff\xfe"),
+        ("parameters", cell(9.0).text),
+        ("quantity", "gram"),
+        ("code", "0.1+y"),
+        ("state", "failed"),
+        ("error", "ValueError: no (x.py:1)"),
+        ("seconds", 1e9),
+        ("finished", "2001-01-01 00:00:00"),
+        ("checksum", None),
+        ("checksum", "0" * 64),
+    ],
+)
+def test_a_row_that_was_changed_is_never_read(tmp_path: Path, column: str, value: object) -> None:
+    written = filled(path := tmp_path / "db.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE results SET {column} = ? WHERE parameters = ?", (value, cell(1.0).text))
+    connection.close()
+    with Store.open(path) as store:
+        assert {record.cell: record for record in store} == {k: v for k, v in written.items() if k != cell(1.0)}
+        assert store.damaged() == 1
+        assert store.results([cell(1.0), cell(9.0)]) == {}
+        assert store.standing([cell(1.0)]) == {cell(1.0): "missing"}
+    told = command("status", "fig-gram", "--database", str(path))
+    assert "1 damaged results" in told.stderr
+    assert told.stderr.count("\n") == 1
+    with Store.open(path, create=True) as store:
+        tally = engine.run(store, [cell(1.0)], jobs=1)  # computed again, and the damage is gone
+        assert (tally.done, tally.damaged) == (1, 1)
+        assert store.damaged() == 0
+
+
+def test_whatever_happens_to_the_file_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    """One bit after the other: a row comes back as it was, or not at all, or the file is refused."""
+    written = filled(path := tmp_path / "db.sqlite", 12)
+    whole = path.read_bytes()
+    generator = np.random.default_rng(1)
+    refused = fewer = 0
+    for bit in generator.choice(8 * len(whole), size=400, replace=False):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        try:
+            with Store.open(path) as store:
+                found = list(store)
+        except ValueError:
+            refused += 1
+            continue
+        assert all(written[record.cell] == record for record in found)
+        fewer += len(found) < len(written)
+    assert refused > 0
+    assert fewer > 0
+
+
+FORMAT_1 = """
+CREATE TABLE results (quantity TEXT NOT NULL, parameters TEXT NOT NULL, code TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('done', 'failed')), result TEXT, error TEXT, seconds REAL NOT NULL,
+    finished TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (quantity, parameters, code))
+"""
+
+
+def format_1(path: Path) -> None:
+    """A database as it was before there were checksums, with one row that cannot be right."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA application_id=0x64706d66")
+        connection.execute("PRAGMA user_version=1")
+        connection.execute(FORMAT_1)
+        for sigma, state, result, error in (
+            (1.0, "done", '{"divergence": 0.5}', None), (2.0, "failed", None, "ValueError: no (x.py:1)"),
+            (3.0, "done", '{"divergence": 0.', None),
+        ):  # fmt: skip
+            row = ("divergence", cell(sigma).text, "0.1+x", state, result, error, 0.5)
+            connection.execute(
+                "INSERT INTO results (quantity, parameters, code, state, result, error, seconds) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)", row,
+            )  # fmt: skip
+    connection.close()
+
+
+def test_an_older_database_gets_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    format_1(path := tmp_path / "db.sqlite")
+    for times in range(2):
+        with Store.open(path) as store:
+            assert [(record.cell, record.result) for record in store] == [
+                (cell(1.0), {"divergence": 0.5}), (cell(2.0), None),
+            ]  # fmt: skip
+            assert store.damaged() == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == (1 if times == 0 else 0)
+        assert ("brought from format 1 to 2, 2 results have checksums now" in said) == (times == 0)
+
+
+def test_an_older_database_in_use_is_left_alone(tmp_path: Path) -> None:
+    format_1(path := tmp_path / "db.sqlite")
+    before = path.read_bytes()
+    other = Store(path, sqlite3.connect(path))
+    with other, other.only_writer(), pytest.raises(ValueError, match="in use by another run"):
+        Store.open(path)
+    assert path.read_bytes() == before
+
+
+def test_a_package_that_is_not_there_is_one_line_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = MissingExtraError("this needs other: pip install 'dpmf[other]'")
+
+    def compute(one: Cell, parent: int) -> Record:
+        code = fingerprint.code_version(one)
+        return Record(one, code, None, f"{type(lacking).__name__}: {lacking} (x.py:1)", 0.1)
+
+    cells = [cell(1.0), cell(2.0)]
+    with Store.open(tmp_path / "db.sqlite", create=True) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(backends, "on_cores", lambda todo, jobs: (compute(one, 0) for one in todo))
+            tally = engine.run(store, cells, jobs=1)
+        assert tally.absent == {str(lacking): 2}
+        assert (tally.done, tally.failed) == (0, 0)
+        assert set(store.standing(cells).values()) == {"absent"}
+        assert engine.run(store, cells, jobs=1).done == 2  # it is there now
 
 
 def test_export_and_back(tmp_path: Path) -> None:
