@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sqlite3
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import pytest
 import dpmf
 from dpmf.accountants import Renyi
 from dpmf.errors import MissingExtraError
-from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities
+from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities, settings
 from dpmf_experiments.spec import Cell, Line, MechanismSpec, accountant, accountant_of, mechanism_of
 from dpmf_experiments.store import Record, Store, export, read_export
 
@@ -80,10 +80,37 @@ def test_every_figure_of_the_paper_is_there(full: bool) -> None:
         assert rows * columns == len(titles)
 
 
-@pytest.mark.parametrize("name", ["fig-main", "fig-additional", "fig-limits", "fig-feldman-2025", "fig-feldman-2026"])
-def test_panels_also_show_the_tight_accountant_and_the_lower_bound(name: str) -> None:
-    for panel in figures.catalogue()[name].panels:
-        assert {"tight", "lower", "monte-carlo"} <= {line.look for line in panel.lines}, panel.title
+SIGMA_FIGURES = ["fig-main", "fig-additional", "fig-limits", "fig-directions", "fig-feldman-2025", "fig-feldman-2026"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", SIGMA_FIGURES)
+def test_panels_also_show_the_tight_accountant_and_the_lower_bound(name: str, full: bool) -> None:
+    """At every ε of the grid, for every mechanism."""
+    epsilons = (settings.FULL if full else settings.COARSE).epsilons
+    for panel in figures.catalogue(full)[name].panels:
+        looks = {line.look: line for line in panel.lines}
+        tight = {"tight-remove", "tight-add"} if name == "fig-directions" else {"tight", "monte-carlo"}
+        for look in {*tight, "lower"}:
+            assert looks[look].x == epsilons, (panel.title, look)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_limits_are_drawn_for_every_mechanism(full: bool) -> None:
+    for panel in figures.catalogue(full)["fig-limits"].panels:
+        assert sum(line.look.startswith("limit-") for line in panel.lines) >= 2, panel.title
+
+
+def test_other_figures_show_the_tight_accountant_where_there_is_something_to_show() -> None:
+    found = figures.catalogue()
+    for panel in (
+        *found["fig-runtime"].panels,
+        *found["fig-feldman-runtime"].panels,
+        *found["fig-temperatures"].panels[:4],
+    ):
+        assert "tight" in {line.look for line in panel.lines}, panel.title
+    for panel in found["fig-temperatures"].panels[:4]:
+        assert "lower" in {line.look for line in panel.lines}, panel.title
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -107,7 +134,7 @@ def test_figures_share_cells() -> None:
 
 
 def test_names_say_what_people_look_for() -> None:
-    one = figures.sigma_cell(figures.BSR_4, accountant("monte-carlo", samples=1000), 0.5)
+    one = settings.sigma_cell(settings.BSR_4, accountant("monte-carlo", samples=1000), 0.5)
     assert one.name == "sigma bsr4 N=100 k=1 monte-carlo(samples=1000) delta=1e-05 direction=both epsilon=0.5"
 
 
@@ -115,7 +142,7 @@ def test_names_say_what_people_look_for() -> None:
 
 
 def test_sigma_is_what_calibrate_says() -> None:
-    one = figures.sigma_cell(SMALL, accountant("renyi", max_order=12), 2.0, "remove")
+    one = settings.sigma_cell(SMALL, accountant("renyi", max_order=12), 2.0, "remove")
     found = quantities.sigma(**one.parameters)
     wanted = dpmf.calibrate(
         mechanism_of(SMALL.plain()), target_epsilon=2.0, target_delta=1e-5, accountant=Renyi(max_order=12),
@@ -125,7 +152,7 @@ def test_sigma_is_what_calibrate_says() -> None:
 
 
 def test_a_target_out_of_reach_is_a_result() -> None:
-    found = quantities.sigma(**figures.sigma_cell(SMALL, accountant("renyi", max_order=2), 0.1).parameters)
+    found = quantities.sigma(**settings.sigma_cell(SMALL, accountant("renyi", max_order=2), 0.1).parameters)
     assert found["sigma"] is None
     assert "orders up to 2" in found["problem"]
 
@@ -191,9 +218,9 @@ def test_code_versions_differ_by_accountant_and_quantity() -> None:
     versions = {
         fingerprint.code_version(one)
         for one in (
-            figures.sigma_cell(SMALL, accountant("renyi"), 1.0),
-            figures.sigma_cell(SMALL, accountant("chain"), 1.0),
-            figures.lower_cell(SMALL, 1.0),
+            settings.sigma_cell(SMALL, accountant("renyi"), 1.0),
+            settings.sigma_cell(SMALL, accountant("chain"), 1.0),
+            settings.lower_cell(SMALL, 1.0),
             cell(),
         )
     }
@@ -480,8 +507,8 @@ def test_a_cluster_whose_worker_is_killed_still_delivers(tmp_path: Path) -> None
 def test_time_left_is_guessed_from_similar_cells(tmp_path: Path) -> None:
     with Store.open(tmp_path / "db.sqlite", create=True) as store:
         store.save(Record(cell(1.0), "x", {}, None, 4.0))
-        store.save(Record(figures.lower_cell(SMALL, 1.0), "x", {}, None, 50.0))
-        guesses = engine.expected_seconds(store, [cell(2.0), figures.lower_cell(SMALL, 2.0)])
+        store.save(Record(settings.lower_cell(SMALL, 1.0), "x", {}, None, 50.0))
+        guesses = engine.expected_seconds(store, [cell(2.0), settings.lower_cell(SMALL, 2.0)])
     assert list(guesses.values()) == [4.0, 50.0]
 
 
@@ -505,6 +532,17 @@ def test_looks_differ_in_grey() -> None:
                 looks = [draw.look_of(line) for line in panel.lines]
                 shapes = {(str(look["linestyle"]), look["marker"]) for look in looks}
                 assert len(shapes) == len(looks), (figure.name, panel.title)
+
+
+def test_a_look_means_one_thing_in_a_figure() -> None:
+    """One legend serves several panels; only lattice and chain, each where it applies, share a look."""
+    for figure in figures.catalogue(full=True).values():
+        meaning: dict[tuple[object, object], str] = {}
+        for line in (line for panel in figure.panels if panel.kind == "lines" for line in panel.lines):
+            look = draw.look_of(line)
+            label = line.label.replace("lattice", "chain")
+            shape = str(look["linestyle"]), look["marker"]
+            assert meaning.setdefault(shape, label) == label, (figure.name, label)
 
 
 def test_plot_from_a_tiny_database(tmp_path: Path) -> None:
@@ -608,16 +646,24 @@ def test_the_data_is_of_the_cells_of_the_figures(committed: dict[Cell, Record]) 
 
 
 def test_a_page_with_missing_cells_says_so_and_one_without_draws_conclusions(committed: dict[Cell, Record]) -> None:
-    results = {one: record.result or {} for one, record in committed.items() if one.quantity != "gram"}
-    made = page.page(list(figures.catalogue().values()), results)
+    without = {one: record for one, record in committed.items() if one.quantity != "gram"}
+    made = page.page(list(figures.catalogue().values()), without)
     assert "Not finished: 4 of 4 cells are missing" in made
     assert "| Gram matrices are cyclically banded, and decay rapidly for banded inverses | **not computed** |" in made
     assert "| agrees |" in made
 
 
 def test_the_page_is_made_from_the_data(committed: dict[Cell, Record]) -> None:
-    results = {one: record.result or {} for one, record in committed.items()}
-    assert page.page(list(figures.catalogue().values()), results) == (DOCS / "results.md").read_text()
+    assert page.page(list(figures.catalogue().values()), committed) == (DOCS / "results.md").read_text()
+
+
+def test_the_page_says_which_code_made_it(committed: dict[Cell, Record]) -> None:
+    made = page.page(list(figures.catalogue().values()), committed)
+    assert "`make figures`" in made
+    assert all(f"`{record.code}`" in made for record in committed.values())
+    one = next(iter(committed))
+    other = {**committed, one: replace(committed[one], result={**(committed[one].result or {}), "sigma": 1.25})}
+    assert page._digest(other.values()) != page._digest(committed.values())
 
 
 def test_every_figure_is_there_as_pixels_and_for_print() -> None:
@@ -648,18 +694,10 @@ def test_no_bound_of_dpmf_is_below_the_certified_lower_bound(committed: dict[Cel
 def test_a_number_computed_again_is_the_same(committed: dict[Cell, Record]) -> None:
     """A cheap one of several kinds: the data is not from another version of the code."""
     for one in (
-        figures.sigma_cell(figures.DPSGD_100, figures.tight(figures.DPSGD_100), 1.0),
-        figures.sigma_cell(figures.DPSGD_1000, figures.RENYI, 2.0),
-        figures.sigma_cell(figures.BSR_4, figures.PAPER_RENYI, 4.0),
-        figures.lower_cell(figures.DPSGD_100, 1.0),
+        settings.sigma_cell(settings.DPSGD_100, settings.tight(settings.DPSGD_100), 1.0),
+        settings.sigma_cell(settings.DPSGD_1000, settings.RENYI, 2.0),
+        settings.sigma_cell(settings.BSR_4, settings.PAPER_RENYI, 4.0),
+        settings.lower_cell(settings.DPSGD_100, 1.0),
     ):
         again = quantities.QUANTITIES[one.quantity](**one.parameters)
         assert again["sigma"] == pytest.approx(committed[one].result["sigma"], rel=3e-3), one.name  # type: ignore[index]
-
-
-def test_benchmarks_page_is_made_from_the_data() -> None:
-    from benchmarks import _page
-
-    data = json.loads(_page.DATA.read_text())
-    assert _page.page(data) == _page.PAGE.read_text()
-    assert _page.PICTURE.exists()

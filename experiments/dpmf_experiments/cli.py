@@ -211,11 +211,11 @@ def report(
 
     checked_output(output, (".md",))
     figures = _figures(None, full)
-    results = {cell: record.result or {} for cell, record in _results(figures, database, data).items()}
-    missing = [cell for figure in figures for cell in figure.cells() if cell not in results]
+    records = _results(figures, database, data)
+    missing = list(dict.fromkeys(cell for figure in figures for cell in figure.cells() if cell not in records))
     if missing:
         print(f"{len(missing)} cells are missing, and the page says so: {missing[0].name}, ...", file=sys.stderr)
-    write_atomically(output, page(figures, results).encode())
+    write_atomically(output, page(figures, records).encode())
     print(f"{len(figures)} figures in {output}")
 
 

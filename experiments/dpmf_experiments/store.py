@@ -232,7 +232,7 @@ class Store:
         return len(bad)
 
     def standing(self, cells: Iterable[Cell]) -> dict[Cell, str]:
-        """For each cell: "done", "failed" or "absent" by the code there is now, "stale" by older code only, or "missing"."""
+        """For each cell: "done", "failed" or "absent" by the code there is now, "stale" by older code, or "missing"."""
         known: dict[Cell, dict[str, str]] = {}
         for record in self:
             known.setdefault(record.cell, {})[record.code] = record.state
