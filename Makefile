@@ -54,20 +54,22 @@ benchmark: $(VENV)/.full
 	$(BIN)/python -m benchmarks beside growth
 
 # random-allocation wants an older numpy: an environment of its own, which computes its cells into the same database.
-# Without it everything else is computed all the same, and the pages say what is missing.
-$(VENV)-random-allocation/.figures: pyproject.toml | $(BIN)/python
-	@echo "Installing random-allocation into $(VENV)-random-allocation ..."
-	@$(BIN)/python -m venv $(VENV)-random-allocation
-	@$(VENV)-random-allocation/bin/pip install --quiet --editable '.[random-allocation,experiments]'
-	@touch $@ $(VENV)-random-allocation/.ready
+# Without it everything else is computed all the same, and the page says what is missing.
+PEER := $(VENV)-random-allocation
+$(PEER)/.figures: pyproject.toml | $(BIN)/python
+	@echo "Installing random-allocation into $(PEER) ..."
+	@mkdir -p $(PEER)
+	@{ $(BIN)/python -m venv $(PEER) && \
+		$(PEER)/bin/pip install --quiet --editable '.[random-allocation,experiments]'; } > $(PEER)/install.log 2>&1
+	@touch $@ $(PEER)/.ready
 
 # GRID=--full for the paper's own grids.
 GRID ?=
 figures: $(VENV)/.full
-	@$(MAKE) --no-print-directory $(VENV)-random-allocation/.figures || \
-		echo "random-allocation could not be installed: its lines in two figures are left out, run make figures again for them"
-	@if [ -e $(VENV)-random-allocation/.figures ]; then for cells in peer-renyi random-allocation; do \
-		$(VENV)-random-allocation/bin/dpmf-experiments run $(GRID) --only $$cells || exit; done; fi
+	@$(MAKE) -s $(PEER)/.figures 2> /dev/null || \
+		echo "random-allocation cannot be installed (see $(PEER)/install.log): what it computes is left out"
+	@if [ -e $(PEER)/.figures ]; then for cells in peer-renyi random-allocation; do \
+		$(PEER)/bin/dpmf-experiments run $(GRID) --only $$cells || exit; done; fi
 	$(BIN)/dpmf-experiments run $(GRID)
 	$(BIN)/dpmf-experiments export $(GRID)
 	$(BIN)/dpmf-experiments plot $(GRID)

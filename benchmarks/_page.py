@@ -31,21 +31,15 @@ Data = dict[str, Any]
 
 
 @contextmanager
-def measured(name: str) -> Iterator[list[dict[str, Any]]]:
-    """Rows filled in here are kept beside those of the other benchmark, with what they were measured on."""
-    rows: list[dict[str, Any]] = []
+def measured(name: str) -> Iterator[dict[str, Any]]:
+    """What is filled in here ("rows", at least) is kept beside the other benchmark, with what it was measured on."""
+    found: dict[str, Any] = {"rows": []}
     began = clock.perf_counter()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
-    yield rows
-    _keep(name, {
-        "machine": machine(), "load": round(load, 1), "minutes": round((clock.perf_counter() - began) / 60, 1),
-        "code": package_version(), "rows": rows,
-    })  # fmt: skip
-
-
-def note(name: str, **more: Any) -> None:
-    """Say more about a benchmark that has just been kept."""
-    _keep(name, json.loads(DATA.read_text())[name] | more)
+    yield found
+    minutes = (clock.perf_counter() - began) / 60
+    circumstances = {"machine": machine(), "load": round(load, 1), "minutes": round(minutes, 1)}
+    _keep(name, circumstances | {"code": package_version()} | found)
 
 
 def _keep(name: str, found: dict[str, Any]) -> None:

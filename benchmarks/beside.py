@@ -218,9 +218,8 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    with _page.measured("beside") as rows:
-        rows += measure()
-    _page.note("beside", peers=versions())
+    with _page.measured("beside") as found:
+        found |= {"peers": versions(), "rows": (rows := measure())}
     console = Console(width=120)
     for title in mechanisms():
         table = Table(

@@ -168,6 +168,26 @@ def test_divergences_are_those_of_the_accountant(order: int, bandwidth: int, epo
     assert found["divergence"] == pytest.approx(wanted, rel=1e-9)
 
 
+def test_seconds_are_of_the_evaluation_they_say() -> None:
+    plain, which = SMALL.plain(), accountant("renyi", max_order=6).plain()
+    mechanism = mechanism_of(plain)
+    for unit, sigma in (("", 1.2), ("sensitivity", 1.2 * mechanism.sensitivity)):
+        found = quantities.seconds(mechanism=plain, accountant=which, sigma=1.2, epsilon=1.0, unit=unit)
+        wanted = dpmf.delta(
+            mechanism, noise_multiplier=sigma, epsilon=1.0, accountant=Renyi(max_order=6), direction="remove"
+        )
+        assert found["delta"] == wanted.delta
+        assert "cores" in found["machine"]
+
+
+def test_lower_profiles_are_below_the_upper_ones() -> None:
+    options = {"mechanism": SMALL.plain(), "sigma": 4.0, "epsilons": [0.25, 0.5, 1.0], "direction": "remove"}
+    low = quantities.profile_lower(**options)
+    high = quantities.profile(**options, accountant=settings.CHAIN.plain())
+    assert low["epsilons"] == high["epsilons"]
+    assert all(0 < a <= b for a, b in zip(low["deltas"], high["deltas"], strict=True))
+
+
 def test_hazards_start_uniform_and_grow_over_the_epochs() -> None:
     found = quantities.hazard(mechanism=SMALL.plain(), sigma=4.0, bad_event=1e-5, option=1, temperatures=["inf"])
     assert len(found["hazards"]) == 20
