@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: `python -m benchmarks [renyi] [conditional] ...`."""
+"""Run all benchmarks, or those named: `python -m benchmarks [beside] [growth] ...`; `--help` says what there is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_") a
 
 
 def main(names: list[str]) -> None:
+    if {"-h", "--help"} & set(names):
+        print("python -m benchmarks [NAME]...: all of them if none is named; `beside` and `growth` write the page\n")
+        for name in NAMES:
+            document = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+            print(f"  {name:18} {document.splitlines()[0]}")
+        return
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        sys.exit(f"benchmarks: unknown {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        print(f"benchmarks: unknown {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
+        sys.exit(2)
     for name in names or NAMES:
         importlib.import_module(f"benchmarks.{name}").main()
 

@@ -12,9 +12,12 @@ rule asks for to make (ε, 1e-5) of it is the row below, with the time extrapola
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,19 @@ from scipy.optimize import brentq
 
 import dpmf
 from benchmarks import _page, peers
-from dpmf.accountants import Accountant, Chain, Conditional, Lattice, MonteCarlo, PLDAccounting, Renyi
+from dpmf.accountants import (
+    Accountant,
+    Auto,
+    Best,
+    Cascade,
+    Chain,
+    Conditional,
+    Gaussian,
+    Lattice,
+    MonteCarlo,
+    PLDAccounting,
+    Renyi,
+)
 
 DELTA = 1e-5
 EPSILONS = (0.5, 4.0)
@@ -40,7 +55,8 @@ answer = []
 for sigma in json.loads(sys.argv[1])["sigmas"]:
     both = (combined.allocation_epsilon_combined_remove, combined.allocation_epsilon_combined_add)
     began = time.process_time()
-    value = max(float(way(PrivacyParams(num_steps=100, sigma=sigma, delta=1e-5), config)) for way in both)
+    parameters = PrivacyParams(num_steps=json.loads(sys.argv[1])["steps"], sigma=sigma, delta=1e-5)
+    value = max(float(way(parameters, config)) for way in both)
     answer.append([value, time.process_time() - began])
 print(json.dumps(answer))
 """
@@ -50,23 +66,35 @@ def mechanisms() -> dict[str, dpmf.Mechanism]:
     s, bins = dpmf.strategies, dpmf.BallsInBins
     return {
         "DP-SGD, N = b = 100": dpmf.Mechanism(s.dpsgd(), bins(1, 100)),
+        "DP-SGD, N = b = 1000": dpmf.Mechanism(s.dpsgd(), bins(1, 1000)),
         "BSR(p=4), N = b = 100": dpmf.Mechanism(s.bsr(4), bins(1, 100)),
+        "BSR(p=4), N = 1000, b = 100": dpmf.Mechanism(s.bsr(4), bins(10, 100)),
     }
 
 
-def own(uncorrelated: bool) -> dict[str, Accountant]:
+def own(mechanism: dpmf.Mechanism) -> dict[str, Accountant]:
+    uncorrelated = _uncorrelated(mechanism)
+    samples = 100_000 if mechanism.allocation.batches_per_epoch < 1000 else 20_000
     tight: dict[str, Accountant] = {"lattice": Lattice()} if uncorrelated else {"chain": Chain()}
     return tight | {
+        "best (default)": Best(),
+        "auto": Auto(),
+        "cascade": Cascade(),
         "renyi": Renyi(),
         "conditional": Conditional(),
-        "monte-carlo (estimate)": MonteCarlo(samples=100_000),
+        "gaussian": Gaussian(),
+        f"monte-carlo, {samples:,} samples (estimate)": MonteCarlo(samples=samples),
     }
 
 
-def true_sigma(mechanism: dpmf.Mechanism, uncorrelated: bool, epsilon: float) -> float:
+def _uncorrelated(mechanism: dpmf.Mechanism) -> bool:
+    return isinstance(mechanism.strategy, type(dpmf.strategies.dpsgd()))
+
+
+def true_sigma(mechanism: dpmf.Mechanism, epsilon: float) -> float:
     if not 0 < epsilon < math.inf:
         return math.nan
-    accountant = Lattice() if uncorrelated else TRUTH
+    accountant = Lattice() if _uncorrelated(mechanism) else TRUTH
     return dpmf.calibrate(
         mechanism, target_epsilon=epsilon, target_delta=DELTA, accountant=accountant, relative_tolerance=1e-3
     ).noise_multiplier
@@ -122,32 +150,31 @@ def jax_samples_needed() -> int:
 Answers = list[tuple[float, float]]
 
 
-def questions(
-    title: str, mechanism: dpmf.Mechanism, sigmas: list[float]
-) -> dict[str, tuple[str, Callable[[], Answers]]]:
+def questions(mechanism: dpmf.Mechanism, sigmas: list[float]) -> dict[str, tuple[str, Callable[[], Answers]]]:
     """By accountant: whose it is, and how to get its answers."""
-    uncorrelated = title.startswith("DP-SGD")
+    epochs, b = mechanism.allocation.epochs, mechanism.allocation.batches_per_epoch
 
     def with_dpmf(accountant: Accountant) -> Callable[[], Answers]:
         def ask(sigma: float) -> float:
             return dpmf.epsilon(mechanism, noise_multiplier=sigma, delta=DELTA, accountant=accountant).epsilon
 
         def run() -> Answers:
-            bins = dpmf.BallsInBins(mechanism.allocation.epochs, 10)
-            small = dpmf.Mechanism(mechanism.strategy, bins)  # compiles
+            small = dpmf.Mechanism(mechanism.strategy, dpmf.BallsInBins(epochs, 10))  # compiles
             dpmf.epsilon(small, noise_multiplier=2.0, delta=DELTA, accountant=accountant)
             return answers(ask, sigmas)
 
         return run
 
-    asked = {name: ("dpmf", with_dpmf(accountant)) for name, accountant in own(uncorrelated).items()}
-    if uncorrelated:
-        # Its default of 0.01 is tighter and takes some ten seconds: see docs/accountants.md.
+    asked = {name: ("dpmf", with_dpmf(accountant)) for name, accountant in own(mechanism).items()}
+    if _uncorrelated(mechanism):
+        if b < 1000:  # there it takes most of a minute for each ε
+            asked["PLD-accounting"] = ("peer", with_dpmf(PLDAccounting()))
         asked["PLD-accounting, loss discretization 0.1"] = ("peer", with_dpmf(PLDAccounting(loss_discretization=0.1)))
         asked["random-allocation"] = (
-            "peer", lambda: [(e, s) for e, s in peers.run("random-allocation", PEER, {"sigmas": sigmas})]
-        )  # fmt: skip
-        asked["Poisson PLD (reference)"] = ("reference", lambda: answers(poisson(1, 100), sigmas))
+            "peer",
+            lambda: [(e, s) for e, s in peers.run("random-allocation", PEER, {"sigmas": sigmas, "steps": b})],
+        )
+        asked["Poisson PLD (reference)"] = ("reference", lambda: answers(poisson(epochs, b), sigmas))
     asked[f"jax-privacy Monte Carlo, {JAX_SAMPLES:,} samples (estimate)"] = (
         "peer", lambda: answers(jax_monte_carlo(mechanism, JAX_SAMPLES), sigmas)
     )  # fmt: skip
@@ -157,16 +184,15 @@ def questions(
 def measure() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for title, mechanism in mechanisms().items():
-        uncorrelated = title.startswith("DP-SGD")
-        sigmas = [true_sigma(mechanism, uncorrelated, e) for e in EPSILONS]
+        sigmas = [true_sigma(mechanism, e) for e in EPSILONS]
         _ = mechanism.gram  # any accountant needs it
-        for name, (kind, run) in questions(title, mechanism, sigmas).items():
+        for name, (kind, run) in questions(mechanism, sigmas).items():
             try:
                 found = run()
             except ImportError as error:
-                print(f"{name}: left out, {error}")
+                print(f"{title}: {name} is left out: {error}", file=sys.stderr)
                 continue
-            wasted = [s / true_sigma(mechanism, uncorrelated, e) for s, (e, _) in zip(sigmas, found, strict=True)]
+            wasted = [s / true_sigma(mechanism, e) for s, (e, _) in zip(sigmas, found, strict=True)]
             row = {"mechanism": title, "accountant": name, "kind": kind, "sigmas": sigmas}
             seconds = [took for _, took in found]
             rows.append(row | {"epsilons": [e for e, _ in found], "tightness": wasted, "seconds": seconds})
@@ -180,9 +206,20 @@ def measure() -> list[dict[str, Any]]:
     return rows
 
 
+def versions() -> dict[str, str]:
+    """Of everybody in the tables."""
+    found = {}
+    for name in ("jax-privacy", "PLD-accounting", "dp-accounting"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    with contextlib.suppress(ImportError):
+        found["random-allocation"] = peers.version("random-allocation")
+    return found
+
+
 def main() -> None:
-    rows = measure()
-    _page.keep("beside", rows)
+    with _page.measured("beside") as found:
+        found |= {"peers": versions(), "rows": (rows := measure())}
     console = Console(width=120)
     for title in mechanisms():
         table = Table(

@@ -2,110 +2,145 @@
 
     python -m benchmarks growth
 
-One δ(ε) from scratch at one σ (remove), compiled. The exponent is the least-squares slope of log seconds over log x;
-for Rényi in p, where growth is exponential, the factor for each further band is given instead.
+One δ(ε) from scratch at one σ (remove), compiled, Gram matrix included; against 1/δ, one ε(δ). Ranges span a decade and
+a half or more; where the cost grows too fast for that, as far as it goes in seconds. The exponent is the least-squares
+slope of log seconds over log x in the upper half of the range (on the log scale), so that fixed costs count little; for
+Rényi in p, where growth is exponential, the factor for each further band is given instead.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import dpmf
 from benchmarks import _page
-from dpmf.accountants import Accountant, Chain, Conditional, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Accountant, Cascade, Chain, Conditional, Lattice, MonteCarlo, Renyi
 from dpmf.accountants.monte_carlo import minimum_samples
 
 EPSILON = 1.0
+ITERATIONS = (200, 800, 3200, 12_800, 51_200)
+BATCHES = (25, 50, 100, 200, 400, 800, 1600)
+BANDWIDTHS = (2, 4, 8, 16, 32, 64)
+DELTAS = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)
 
 
-def bsr(p: int, epochs: int, b: int) -> dpmf.Mechanism:
-    return dpmf.Mechanism(dpmf.strategies.bsr(p), dpmf.BallsInBins(epochs, b))
+@dataclass(frozen=True)
+class Job:
+    """Something to be timed; it is made anew each time, so that nothing is known already."""
 
+    strategy: dpmf.strategies.Strategy
+    epochs: int
+    batches: int
+    accountant: Accountant
+    delta: float | None = None  # ε at this δ instead of δ at ε
+    orders: int | None = None  # all divergences up to this order instead
 
-def dpsgd(epochs: int, b: int) -> dpmf.Mechanism:
-    return dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(epochs, b))
+    def mechanism(self) -> dpmf.Mechanism:
+        return dpmf.Mechanism(self.strategy, dpmf.BallsInBins(self.epochs, self.batches))
 
-
-def seconds(mechanism: dpmf.Mechanism, accountant: Accountant) -> float:
-    """The best of a few runs where it is quick, of one otherwise; σ is such that δ is neither 0 nor 1."""
-    _ = mechanism.gram
-    sigma = 1.2 * mechanism.sensitivity
-    best, spent = math.inf, 0.0
-    while spent < 0.05:
+    def once(self, sigma: float) -> float:
+        """Seconds for one evaluation."""
+        mechanism = self.mechanism()
         began = time.process_time()
-        accountant.prepare(mechanism).delta_one_way(sigma, EPSILON, "remove")
-        took = max(time.process_time() - began, 1e-7)
-        best, spent = min(best, took), spent + took
-    return best
+        if self.orders is not None:
+            assert isinstance(self.accountant, Renyi)
+            self.accountant.divergences(mechanism, sigma, self.orders)
+        elif self.delta is not None:
+            self.accountant.prepare(mechanism).epsilon_one_way(sigma, self.delta, "remove")
+        else:
+            self.accountant.prepare(mechanism).delta_one_way(sigma, EPSILON, "remove")
+        return max(time.process_time() - began, 1e-7)
+
+    def seconds(self) -> float:
+        """The best of a few runs where it is quick, of one otherwise; σ is such that δ is neither 0 nor 1.
+
+        Up to a few seconds there is a second run at least: the first may have had a kernel to compile.
+        """
+        sigma = 1.2 * self.mechanism().sensitivity
+        took = [self.once(sigma)]
+        while sum(took) < 0.1 or (len(took) == 1 and took[0] < 5):
+            took.append(self.once(sigma))
+        return min(took)
+
+
+Sweep = list[tuple[float, Job]]
 
 
 def renyi(p: int, order: int) -> Renyi:
     return Renyi(bandwidth=p, max_order=order, work_budget=1e15)
 
 
-def sweeps() -> dict[tuple[str, str], list[tuple[float, dpmf.Mechanism, Accountant]]]:
+def sweeps() -> dict[tuple[str, str], Sweep]:
     """(accountant, what grows) → points."""
+    s = dpmf.strategies
+    bsr, dpsgd = s.bsr(4), s.dpsgd()
     few = MonteCarlo(samples=20_000)
-    am_gm = Conditional(family="am-gm")
-    iterations, batches = (200, 400, 800), (25, 50, 100)
-    found: dict[tuple[str, str], list[tuple[float, dpmf.Mechanism, Accountant]]] = {}
-    for name, accountant, make in (
-        ("renyi, p = 4, α ≤ 8", renyi(4, 8), lambda k, b: bsr(4, k, b)),
-        ("conditional, AM-GM", am_gm, lambda k, b: bsr(4, k, b)),
-        ("chain", Chain(), lambda k, b: bsr(4, k, b)),
-        ("monte-carlo, 20,000 samples", few, lambda k, b: bsr(4, k, b)),
-        ("lattice", Lattice(), dpsgd),
-    ):
-        found[name, "N"] = [(n, make(n // 100, 100), accountant) for n in iterations]
-        found[name, "b"] = [(b, make(4, b), accountant) for b in batches]
-    for name, accountant in (("conditional, AM-GM", am_gm), ("chain", Chain()), ("monte-carlo, 20,000 samples", few)):
-        found[name, "p"] = [(p, bsr(p, 1, 100), accountant) for p in (2, 4, 8)]
-    found["renyi, α ≤ 8", "p"] = [(p, bsr(p, 4, 100), renyi(p, 8)) for p in (2, 3, 4, 5)]
-    found["renyi, p = 4", "α"] = [(a, bsr(4, 1, 100), renyi(4, a)) for a in (6, 9, 12, 16)]
-    found["renyi, p = 1", "α"] = [(a, dpsgd(1, 1000), renyi(1, a)) for a in (100, 200, 400, 800)]
+    everybody: list[tuple[str, s.Strategy, Accountant]] = [
+        ("chain", bsr, Chain()),
+        ("cascade", bsr, Cascade()),
+        ("lattice (DP-SGD)", dpsgd, Lattice()),
+        ("renyi, p = 4, α ≤ 8", bsr, renyi(4, 8)),
+        ("conditional, AM-GM", bsr, Conditional(family="am-gm")),
+        ("monte-carlo, 20,000 samples", bsr, few),
+    ]
+    found: dict[tuple[str, str], Sweep] = {}
+    for name, strategy, accountant in everybody:
+        found[name, "N"] = [(n, Job(strategy, n // 100, 100, accountant)) for n in ITERATIONS]
+    for name, strategy, accountant in everybody:
+        found[name, "b"] = [(b, Job(strategy, 4, b, accountant)) for b in BATCHES]
+    for name, strategy, accountant in everybody:
+        if strategy is bsr and not isinstance(accountant, Renyi):
+            found[name, "p"] = [(p, Job(s.bsr(p), 1, 100, accountant)) for p in BANDWIDTHS]
+    found["renyi, α ≤ 8", "p"] = [(p, Job(s.bsr(p), 4, 100, renyi(p, 8))) for p in (2, 3, 4, 5, 6, 7, 8)]
+    found["renyi, p = 1 (DP-SGD, b = 1000)", "α"] = [
+        (a, Job(dpsgd, 1, 1000, renyi(1, a), orders=a)) for a in (25, 100, 400, 800, 1600, 3200)
+    ]
+    found["renyi, p = 2", "α"] = [
+        (a, Job(s.bsr(2), 1, 100, renyi(2, a), orders=a)) for a in (8, 16, 32, 64, 128, 256, 512)
+    ]
+    found["renyi, p = 4", "α"] = [(a, Job(bsr, 1, 100, renyi(4, a), orders=a)) for a in (3, 6, 12, 24, 48, 96)]
+    for name, strategy, accountant in everybody:
+        if not isinstance(accountant, MonteCarlo):
+            found[name.replace(", p = 4, α ≤ 8", ""), "1/δ"] = [
+                (1 / d, Job(strategy, 1, 100, Renyi() if isinstance(accountant, Renyi) else accountant, delta=d))
+                for d in DELTAS
+            ]
     found["monte-carlo, s_min(δ) samples", "1/δ"] = [
-        (1 / d, bsr(4, 1, 100), MonteCarlo(samples=minimum_samples(d, 0.01), importance=False))
-        for d in (1e-3, 1e-4, 1e-5)
+        (1 / d, Job(bsr, 1, 100, MonteCarlo(samples=minimum_samples(d, 0.01), importance=False)))
+        for d in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
     ]
     return found
 
 
-def measure() -> list[dict[str, Any]]:
+def _warm(job: Job) -> None:
+    """Have the kernels compiled before anything is timed."""
+    accountant = MonteCarlo(samples=100) if isinstance(job.accountant, MonteCarlo) else job.accountant
+    strategy = job.strategy if job.strategy == dpmf.strategies.dpsgd() else dpmf.strategies.bsr(2)
+    for epochs in (1, 2):
+        Job(strategy, epochs, 10, accountant, job.delta).once(3.0)
+
+
+def measure(progress: Callable[[str], None] = print) -> list[dict[str, Any]]:
     rows = []
-    for (name, grows), points in sweeps().items():
-        xs, took = [], []
-        warm = dpsgd(2, 10) if name == "lattice" else bsr(2, 2, 10)
-        first = points[0][2]
-        seconds(warm, MonteCarlo(samples=100) if isinstance(first, MonteCarlo) else first)  # compiles
-        for x, mechanism, accountant in points:
-            if grows == "α":  # all orders, whatever the target needs
-                sigma = 1.2 * mechanism.sensitivity
-                began = time.process_time()
-                accountant.divergences(mechanism, sigma, int(x))  # type: ignore[attr-defined]
-                took.append(max(time.process_time() - began, 1e-7))
-            else:
-                took.append(seconds(mechanism, accountant))
-            xs.append(x)
-        exponent = float(np.polyfit(np.log(xs), np.log(took), 1)[0])
-        factor = float(np.exp(np.polyfit(xs, np.log(took), 1)[0]))
-        row = {"accountant": name, "grows": grows, "x": xs, "seconds": took, "exponent": exponent, "factor": factor}
-        print(name, grows, [f"{s:.3g}" for s in took], f"{exponent:.2f}", flush=True)
-        rows.append(row)
+    for (name, grows), sweep in sweeps().items():
+        _warm(sweep[0][1])
+        points = [(float(x), job.seconds()) for x, job in sweep]
+        xs, took = ([point[i] for point in points] for i in (0, 1))
+        rows.append({"accountant": name, "grows": grows, "x": xs, "seconds": took})
+        progress(f"{name}, {grows}: {' '.join(f'{s:.3g}' for s in took)}, exponent {_page.fitted(points)[0]:.2f}")
     return rows
 
 
 def main() -> None:
-    rows = measure()
-    _page.keep("growth", rows)
-    table = Table(
-        "accountant", "what grows", "range", "seconds", "growth", title="Growth of the cost of one evaluation"
-    )
+    with _page.measured("growth") as found:
+        found["rows"] = rows = measure(lambda line: print(line, flush=True))
+    table = Table(*_page.GROWTH_HEAD, title="Growth of the cost of one evaluation")
     for row in rows:
         table.add_row(*_page.growth_row(row))
     Console(width=120).print(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sqlite3
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,8 @@ import pytest
 
 import dpmf
 from dpmf.accountants import Renyi
-from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities
+from dpmf.errors import MissingExtraError
+from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities, settings
 from dpmf_experiments.spec import Cell, Line, MechanismSpec, accountant, accountant_of, mechanism_of
 from dpmf_experiments.store import Record, Store, export, read_export
 
@@ -79,10 +80,37 @@ def test_every_figure_of_the_paper_is_there(full: bool) -> None:
         assert rows * columns == len(titles)
 
 
-@pytest.mark.parametrize("name", ["fig-main", "fig-additional", "fig-limits", "fig-feldman-2025", "fig-feldman-2026"])
-def test_panels_also_show_the_tight_accountant_and_the_lower_bound(name: str) -> None:
-    for panel in figures.catalogue()[name].panels:
-        assert {"tight", "lower", "monte-carlo"} <= {line.look for line in panel.lines}, panel.title
+SIGMA_FIGURES = ["fig-main", "fig-additional", "fig-limits", "fig-directions", "fig-feldman-2025", "fig-feldman-2026"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", SIGMA_FIGURES)
+def test_panels_also_show_the_tight_accountant_and_the_lower_bound(name: str, full: bool) -> None:
+    """At every ε of the grid, for every mechanism."""
+    epsilons = (settings.FULL if full else settings.COARSE).epsilons
+    for panel in figures.catalogue(full)[name].panels:
+        looks = {line.look: line for line in panel.lines}
+        tight = {"tight-remove", "tight-add"} if name == "fig-directions" else {"tight", "monte-carlo"}
+        for look in {*tight, "lower"}:
+            assert looks[look].x == epsilons, (panel.title, look)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_limits_are_drawn_for_every_mechanism(full: bool) -> None:
+    for panel in figures.catalogue(full)["fig-limits"].panels:
+        assert sum(line.look.startswith("limit-") for line in panel.lines) >= 2, panel.title
+
+
+def test_other_figures_show_the_tight_accountant_where_there_is_something_to_show() -> None:
+    found = figures.catalogue()
+    for panel in (
+        *found["fig-runtime"].panels,
+        *found["fig-feldman-runtime"].panels,
+        *found["fig-temperatures"].panels[:4],
+    ):
+        assert "tight" in {line.look for line in panel.lines}, panel.title
+    for panel in found["fig-temperatures"].panels[:4]:
+        assert "lower" in {line.look for line in panel.lines}, panel.title
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -106,7 +134,7 @@ def test_figures_share_cells() -> None:
 
 
 def test_names_say_what_people_look_for() -> None:
-    one = figures.sigma_cell(figures.BSR_4, accountant("monte-carlo", samples=1000), 0.5)
+    one = settings.sigma_cell(settings.BSR_4, accountant("monte-carlo", samples=1000), 0.5)
     assert one.name == "sigma bsr4 N=100 k=1 monte-carlo(samples=1000) delta=1e-05 direction=both epsilon=0.5"
 
 
@@ -114,7 +142,7 @@ def test_names_say_what_people_look_for() -> None:
 
 
 def test_sigma_is_what_calibrate_says() -> None:
-    one = figures.sigma_cell(SMALL, accountant("renyi", max_order=12), 2.0, "remove")
+    one = settings.sigma_cell(SMALL, accountant("renyi", max_order=12), 2.0, "remove")
     found = quantities.sigma(**one.parameters)
     wanted = dpmf.calibrate(
         mechanism_of(SMALL.plain()), target_epsilon=2.0, target_delta=1e-5, accountant=Renyi(max_order=12),
@@ -124,7 +152,7 @@ def test_sigma_is_what_calibrate_says() -> None:
 
 
 def test_a_target_out_of_reach_is_a_result() -> None:
-    found = quantities.sigma(**figures.sigma_cell(SMALL, accountant("renyi", max_order=2), 0.1).parameters)
+    found = quantities.sigma(**settings.sigma_cell(SMALL, accountant("renyi", max_order=2), 0.1).parameters)
     assert found["sigma"] is None
     assert "orders up to 2" in found["problem"]
 
@@ -138,6 +166,26 @@ def test_divergences_are_those_of_the_accountant(order: int, bandwidth: int, epo
     found = quantities.divergence(mechanism=mechanism.plain(), order=order, sigma=1.5, bandwidth=bandwidth)
     wanted = Renyi(bandwidth=bandwidth).divergences(mechanism_of(mechanism.plain()), 1.5, order)[-1]
     assert found["divergence"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_seconds_are_of_the_evaluation_they_say() -> None:
+    plain, which = SMALL.plain(), accountant("renyi", max_order=6).plain()
+    mechanism = mechanism_of(plain)
+    for unit, sigma in (("", 1.2), ("sensitivity", 1.2 * mechanism.sensitivity)):
+        found = quantities.seconds(mechanism=plain, accountant=which, sigma=1.2, epsilon=1.0, unit=unit)
+        wanted = dpmf.delta(
+            mechanism, noise_multiplier=sigma, epsilon=1.0, accountant=Renyi(max_order=6), direction="remove"
+        )
+        assert found["delta"] == wanted.delta
+        assert "cores" in found["machine"]
+
+
+def test_lower_profiles_are_below_the_upper_ones() -> None:
+    options = {"mechanism": SMALL.plain(), "sigma": 4.0, "epsilons": [0.25, 0.5, 1.0], "direction": "remove"}
+    low = quantities.profile_lower(**options)
+    high = quantities.profile(**options, accountant=settings.CHAIN.plain())
+    assert low["epsilons"] == high["epsilons"]
+    assert all(0 < a <= b for a, b in zip(low["deltas"], high["deltas"], strict=True))
 
 
 def test_hazards_start_uniform_and_grow_over_the_epochs() -> None:
@@ -190,9 +238,9 @@ def test_code_versions_differ_by_accountant_and_quantity() -> None:
     versions = {
         fingerprint.code_version(one)
         for one in (
-            figures.sigma_cell(SMALL, accountant("renyi"), 1.0),
-            figures.sigma_cell(SMALL, accountant("chain"), 1.0),
-            figures.lower_cell(SMALL, 1.0),
+            settings.sigma_cell(SMALL, accountant("renyi"), 1.0),
+            settings.sigma_cell(SMALL, accountant("chain"), 1.0),
+            settings.lower_cell(SMALL, 1.0),
             cell(),
         )
     }
@@ -213,6 +261,142 @@ def test_results_come_back_and_stale_ones_are_told_apart(tmp_path: Path) -> None
         assert store.standing([one, other, third]) == {one: "done", other: "stale", third: "missing"}
         found = store.results([one, other, third])
         assert {k: v.result for k, v in found.items()} == {one: {"divergence": 1.0}, other: {"divergence": 2.0}}
+
+
+def filled(path: Path, number: int = 4) -> dict[Cell, Record]:
+    """A database, closed again, and what is in it."""
+    records = [Record(cell(float(s)), "0.1+x", {"divergence": s / 3}, None, 0.25 * s) for s in range(1, number)]
+    records.append(Record(cell(float(number)), "0.1+x", None, "ValueError: no (x.py:1)", 0.5))
+    with Store.open(path, create=True) as store:
+        for record in records:
+            store.save(record)
+    return {record.cell: record for record in records}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("result", '{"divergence": 0.3333333}'),
+        ("result", "{"),
+        ("result", None),
+        ("result", b"\xff\xfe"),
+        ("parameters", cell(9.0).text),
+        ("quantity", "gram"),
+        ("code", "0.1+y"),
+        ("state", "failed"),
+        ("error", "ValueError: no (x.py:1)"),
+        ("seconds", 1e9),
+        ("finished", "2001-01-01 00:00:00"),
+        ("checksum", None),
+        ("checksum", "0" * 64),
+    ],
+)
+def test_a_row_that_was_changed_is_never_read(tmp_path: Path, column: str, value: object) -> None:
+    written = filled(path := tmp_path / "db.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE results SET {column} = ? WHERE parameters = ?", (value, cell(1.0).text))
+    connection.close()
+    with Store.open(path) as store:
+        assert {record.cell: record for record in store} == {k: v for k, v in written.items() if k != cell(1.0)}
+        assert store.damaged() == 1
+        assert store.results([cell(1.0), cell(9.0)]) == {}
+        assert store.standing([cell(1.0)]) == {cell(1.0): "missing"}
+    told = command("status", "fig-gram", "--database", str(path))
+    assert "1 damaged results" in told.stderr
+    assert told.stderr.count("\n") == 1
+    with Store.open(path, create=True) as store:
+        tally = engine.run(store, [cell(1.0)], jobs=1)  # computed again, and the damage is gone
+        assert (tally.done, tally.damaged) == (1, 1)
+        assert store.damaged() == 0
+
+
+def test_whatever_happens_to_the_file_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    """One bit after the other: a row comes back as it was, or not at all, or the file is refused."""
+    written = filled(path := tmp_path / "db.sqlite", 12)
+    whole = path.read_bytes()
+    generator = np.random.default_rng(1)
+    refused = fewer = 0
+    for bit in generator.choice(8 * len(whole), size=400, replace=False):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        try:
+            with Store.open(path) as store:
+                found = list(store)
+        except ValueError:
+            refused += 1
+            continue
+        assert all(written[record.cell] == record for record in found)
+        fewer += len(found) < len(written)
+    assert refused > 0
+    assert fewer > 0
+
+
+FORMAT_1 = """
+CREATE TABLE results (quantity TEXT NOT NULL, parameters TEXT NOT NULL, code TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('done', 'failed')), result TEXT, error TEXT, seconds REAL NOT NULL,
+    finished TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (quantity, parameters, code))
+"""
+
+
+def format_1(path: Path) -> None:
+    """A database as it was before there were checksums, with one row that cannot be right."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA application_id=0x64706d66")
+        connection.execute("PRAGMA user_version=1")
+        connection.execute(FORMAT_1)
+        for sigma, state, result, error in (
+            (1.0, "done", '{"divergence": 0.5}', None), (2.0, "failed", None, "ValueError: no (x.py:1)"),
+            (3.0, "done", '{"divergence": 0.', None),
+        ):  # fmt: skip
+            row = ("divergence", cell(sigma).text, "0.1+x", state, result, error, 0.5)
+            connection.execute(
+                "INSERT INTO results (quantity, parameters, code, state, result, error, seconds) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)", row,
+            )  # fmt: skip
+    connection.close()
+
+
+def test_an_older_database_gets_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    format_1(path := tmp_path / "db.sqlite")
+    for times in range(2):
+        with Store.open(path) as store:
+            assert [(record.cell, record.result) for record in store] == [
+                (cell(1.0), {"divergence": 0.5}), (cell(2.0), None),
+            ]  # fmt: skip
+            assert store.damaged() == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == (1 if times == 0 else 0)
+        assert ("brought from format 1 to 2, 2 results have checksums now" in said) == (times == 0)
+
+
+def test_an_older_database_in_use_is_left_alone(tmp_path: Path) -> None:
+    format_1(path := tmp_path / "db.sqlite")
+    before = path.read_bytes()
+    other = Store(path, sqlite3.connect(path))
+    with other, other.only_writer(), pytest.raises(ValueError, match="in use by another run"):
+        Store.open(path)
+    assert path.read_bytes() == before
+
+
+def test_a_package_that_is_not_there_is_one_line_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = MissingExtraError("this needs other: pip install 'dpmf[other]'")
+
+    def compute(one: Cell, parent: int) -> Record:
+        code = fingerprint.code_version(one)
+        return Record(one, code, None, f"{type(lacking).__name__}: {lacking} (x.py:1)", 0.1)
+
+    cells = [cell(1.0), cell(2.0)]
+    with Store.open(tmp_path / "db.sqlite", create=True) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(backends, "on_cores", lambda todo, jobs: (compute(one, 0) for one in todo))
+            tally = engine.run(store, cells, jobs=1)
+        assert tally.absent == {str(lacking): 2}
+        assert (tally.done, tally.failed) == (0, 0)
+        assert set(store.standing(cells).values()) == {"absent"}
+        assert engine.run(store, cells, jobs=1).done == 2  # it is there now
 
 
 def test_export_and_back(tmp_path: Path) -> None:
@@ -343,8 +527,8 @@ def test_a_cluster_whose_worker_is_killed_still_delivers(tmp_path: Path) -> None
 def test_time_left_is_guessed_from_similar_cells(tmp_path: Path) -> None:
     with Store.open(tmp_path / "db.sqlite", create=True) as store:
         store.save(Record(cell(1.0), "x", {}, None, 4.0))
-        store.save(Record(figures.lower_cell(SMALL, 1.0), "x", {}, None, 50.0))
-        guesses = engine.expected_seconds(store, [cell(2.0), figures.lower_cell(SMALL, 2.0)])
+        store.save(Record(settings.lower_cell(SMALL, 1.0), "x", {}, None, 50.0))
+        guesses = engine.expected_seconds(store, [cell(2.0), settings.lower_cell(SMALL, 2.0)])
     assert list(guesses.values()) == [4.0, 50.0]
 
 
@@ -368,6 +552,17 @@ def test_looks_differ_in_grey() -> None:
                 looks = [draw.look_of(line) for line in panel.lines]
                 shapes = {(str(look["linestyle"]), look["marker"]) for look in looks}
                 assert len(shapes) == len(looks), (figure.name, panel.title)
+
+
+def test_a_look_means_one_thing_in_a_figure() -> None:
+    """One legend serves several panels; only lattice and chain, each where it applies, share a look."""
+    for figure in figures.catalogue(full=True).values():
+        meaning: dict[tuple[object, object], str] = {}
+        for line in (line for panel in figure.panels if panel.kind == "lines" for line in panel.lines):
+            look = draw.look_of(line)
+            label = line.label.replace("lattice", "chain")
+            shape = str(look["linestyle"]), look["marker"]
+            assert meaning.setdefault(shape, label) == label, (figure.name, label)
 
 
 def test_plot_from_a_tiny_database(tmp_path: Path) -> None:
@@ -471,16 +666,24 @@ def test_the_data_is_of_the_cells_of_the_figures(committed: dict[Cell, Record]) 
 
 
 def test_a_page_with_missing_cells_says_so_and_one_without_draws_conclusions(committed: dict[Cell, Record]) -> None:
-    results = {one: record.result or {} for one, record in committed.items() if one.quantity != "gram"}
-    made = page.page(list(figures.catalogue().values()), results)
+    without = {one: record for one, record in committed.items() if one.quantity != "gram"}
+    made = page.page(list(figures.catalogue().values()), without)
     assert "Not finished: 4 of 4 cells are missing" in made
     assert "| Gram matrices are cyclically banded, and decay rapidly for banded inverses | **not computed** |" in made
     assert "| agrees |" in made
 
 
 def test_the_page_is_made_from_the_data(committed: dict[Cell, Record]) -> None:
-    results = {one: record.result or {} for one, record in committed.items()}
-    assert page.page(list(figures.catalogue().values()), results) == (DOCS / "results.md").read_text()
+    assert page.page(list(figures.catalogue().values()), committed) == (DOCS / "results.md").read_text()
+
+
+def test_the_page_says_which_code_made_it(committed: dict[Cell, Record]) -> None:
+    made = page.page(list(figures.catalogue().values()), committed)
+    assert "`make figures`" in made
+    assert all(f"`{record.code}`" in made for record in committed.values())
+    one = next(iter(committed))
+    other = {**committed, one: replace(committed[one], result={**(committed[one].result or {}), "sigma": 1.25})}
+    assert page._digest(other.values()) != page._digest(committed.values())
 
 
 def test_every_figure_is_there_as_pixels_and_for_print() -> None:
@@ -511,18 +714,10 @@ def test_no_bound_of_dpmf_is_below_the_certified_lower_bound(committed: dict[Cel
 def test_a_number_computed_again_is_the_same(committed: dict[Cell, Record]) -> None:
     """A cheap one of several kinds: the data is not from another version of the code."""
     for one in (
-        figures.sigma_cell(figures.DPSGD_100, figures.tight(figures.DPSGD_100), 1.0),
-        figures.sigma_cell(figures.DPSGD_1000, figures.RENYI, 2.0),
-        figures.sigma_cell(figures.BSR_4, figures.PAPER_RENYI, 4.0),
-        figures.lower_cell(figures.DPSGD_100, 1.0),
+        settings.sigma_cell(settings.DPSGD_100, settings.tight(settings.DPSGD_100), 1.0),
+        settings.sigma_cell(settings.DPSGD_1000, settings.RENYI, 2.0),
+        settings.sigma_cell(settings.BSR_4, settings.PAPER_RENYI, 4.0),
+        settings.lower_cell(settings.DPSGD_100, 1.0),
     ):
         again = quantities.QUANTITIES[one.quantity](**one.parameters)
         assert again["sigma"] == pytest.approx(committed[one].result["sigma"], rel=3e-3), one.name  # type: ignore[index]
-
-
-def test_benchmarks_page_is_made_from_the_data() -> None:
-    from benchmarks import _page
-
-    data = json.loads(_page.DATA.read_text())
-    assert _page.page(data) == _page.PAGE.read_text()
-    assert _page.PICTURE.exists()

@@ -5,11 +5,12 @@
 | module | holds |
 |---|---|
 | `spec` | the vocabulary: mechanisms, accountants, cells, lines, panels, figures |
+| `settings` | mechanisms, accountants and grids |
 | `figures` | the figures, as values |
 | `quantities` | what a cell computes, on dpmf's public API |
 | `fingerprint` | which code a cell's number depends on |
 | `store` | results by cell and code, written as they come |
 | `engine`, `backends` | runs what is missing: this machine's cores, or a Dask cluster |
-| `draw`, `findings`, `page` | pictures, what they show in numbers, docs/results.md |
+| `draw`, `findings`, `claims`, `page` | pictures, what they show, the paper's claims judged, docs/results.md |
 | `cli` | the command line, `dpmf-experiments` |
 """

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from dpmf_experiments.spec import Cell, FigureSpec
-    from dpmf_experiments.store import Record
+    from dpmf_experiments.store import Record, Store
 
 DATABASE = Path("dpmf-experiments.sqlite")
 DATA = Path("docs/data/results.json")
@@ -95,6 +95,10 @@ def run(
         os.environ.setdefault(variable, "1")
     with Store.open(database, create=True) as store:
         tally = engine.run(store, cells, jobs=jobs, dask=dask, retry_failed=retry_failed)
+    if tally.damaged:
+        _note(f"{tally.damaged} damaged results in {database}, which did not match their checksum, were dropped")
+    for remedy, number in tally.absent.items():
+        _note(f"{number} cells left out: {remedy}")
     failed = f", {tally.failed} failed (see: dpmf-experiments status --failed)" if tally.failed else ""
     print(f"{tally.done} cells computed in {tally.seconds:.0f} s of work, {tally.known} known already{failed}")
 
@@ -107,12 +111,13 @@ def status(
     full: Full = False,
     failed: Annotated[bool, typer.Option("--failed", help="Show the errors of cells that failed.")] = False,
 ) -> None:
-    """How far each figure is. Stale: computed by older code."""
+    """How far each figure is. Stale: computed by older code; absent: for want of a package."""
     from dpmf_experiments.store import Store
 
     figures = _figures(names, full)
     with Store.open(database) as store:
-        states = ("done", "stale", "failed", "missing")
+        _tell_of_damage(store)
+        states = ("done", "stale", "failed", "absent", "missing")
         print(f"{'figure':20} " + " ".join(f"{state:>8}" for state in states))
         for figure in figures:
             standing = list(store.standing(_cells([figure], None)).values())
@@ -135,6 +140,7 @@ def _results(figures: "Sequence[FigureSpec]", database: Path, data: Path | None)
         found = read_export(data)
         return {cell: found[cell] for cell in cells if cell in found}
     with Store.open(database) as store:
+        _tell_of_damage(store)
         return store.results(cells)
 
 
@@ -205,12 +211,21 @@ def report(
 
     checked_output(output, (".md",))
     figures = _figures(None, full)
-    results = {cell: record.result or {} for cell, record in _results(figures, database, data).items()}
-    missing = [cell for figure in figures for cell in figure.cells() if cell not in results]
+    records = _results(figures, database, data)
+    missing = list(dict.fromkeys(cell for figure in figures for cell in figure.cells() if cell not in records))
     if missing:
         print(f"{len(missing)} cells are missing, and the page says so: {missing[0].name}, ...", file=sys.stderr)
-    write_atomically(output, page(figures, results).encode())
+    write_atomically(output, page(figures, records).encode())
     print(f"{len(figures)} figures in {output}")
+
+
+def _note(message: str) -> None:
+    print(f"dpmf-experiments: {message}", file=sys.stderr)
+
+
+def _tell_of_damage(store: "Store") -> None:
+    if number := store.damaged():
+        _note(f"{number} damaged results in {store.path}, which do not match their checksum, are left out: run again")
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:

@@ -20,6 +20,7 @@ Results = Mapping[Cell, Mapping[str, Any]]
 
 _BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa5588", "#56b4e9", "#c98a00"
 _DASHED, _DOTTED, _DASHDOT, _LONG, _SHORT = (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (2, 1))
+_TWODOT = (0, (6, 1.2, 1, 1.2, 1, 1.2))
 
 # One look for each thing, the same in every figure.
 LOOKS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,9 @@ LOOKS: dict[str, dict[str, Any]] = {
     "monte-carlo": {"color": "0.0", "linestyle": "none", "marker": "x"},
     "sampled": {"color": "0.0", "linestyle": _LONG, "marker": "x"},
     "tight": {"color": _GREEN, "linestyle": _DASHDOT, "marker": "^"},
+    "tight-remove": {"color": _GREEN, "linestyle": _DASHDOT, "marker": "^"},
+    "tight-add": {"color": _PINK, "linestyle": _TWODOT, "marker": "D"},
+    "tight-busy": {"color": _PINK, "linestyle": _TWODOT, "marker": "<"},
     "lower": {"color": "0.45", "linestyle": _DOTTED, "marker": ""},
     "peer": {"color": _PINK, "linestyle": _SHORT, "marker": "D"},
     "paper-remove": {"color": _SKY, "linestyle": _LONG, "marker": "v"},
@@ -39,10 +43,14 @@ LOOKS: dict[str, dict[str, Any]] = {
     "option-1": {"color": _BLUE, "linestyle": "-", "marker": ""},
     "option-2": {"color": _RED, "linestyle": _DASHED, "marker": ""},
     "option-3": {"color": _PINK, "linestyle": _DOTTED, "marker": "", "linewidth": 2.2},
+    "temperatures-1": {"color": _RED, "linestyle": _DASHED, "marker": ""},
+    "temperatures-2": {"color": _PINK, "linestyle": _SHORT, "marker": "D"},
+    "temperatures-3": {"color": _SKY, "linestyle": _LONG, "marker": "v"},
+    "temperatures-4": {"color": _BLUE, "linestyle": "-", "marker": "o"},
     "order-4": {"color": _SKY, "linestyle": _LONG, "marker": "v"},
     "order-8": {"color": _BLUE, "linestyle": "-", "marker": "o"},
-    "order-16": {"color": _RED, "linestyle": _DASHED, "marker": "s"},
-    "order-32": {"color": _PINK, "linestyle": _SHORT, "marker": "D"},
+    "order-16": {"color": _ORANGE, "linestyle": _DASHDOT, "marker": "d"},
+    "order-32": {"color": "0.4", "linestyle": _SHORT, "marker": "*"},
     "bsr-4": {"color": _BLUE, "linestyle": "-", "marker": "o"},
     "bsr-16": {"color": _SKY, "linestyle": _LONG, "marker": "v"},
     "bsr-64": {"color": _GREEN, "linestyle": _DASHDOT, "marker": "^"},
@@ -93,14 +101,13 @@ def _legend(figure: Figure, axes: np.ndarray) -> None:
         everything |= found
     if not everything:
         return
-    if len(everything) <= 9 and sum(len(found) for found in sets) > 1.5 * len(everything):
+    if len(everything) <= 13 and sum(len(found) for found in sets) > 1.5 * len(everything):
         # The tight accountant is called after the mechanism: lattice or chain. They share a look and an entry.
-        names = sorted({name for name in everything if name.endswith("(dpmf)") and not name.startswith("Rényi")})
-        if len(names) > 1:
-            handle = everything[names[0]]
-            everything = {k: v for k, v in everything.items() if k not in names}
-            everything["lattice or chain (dpmf)"] = handle
-        columns = min(len(everything), max(2, int(figure.get_figwidth() / 1.9)))
+        for name in [name for name in everything if name.startswith("lattice (dpmf)")]:
+            if everything.pop(twin := name.replace("lattice", "chain", 1), None) is not None:
+                everything[f"lattice or {twin}"] = everything.pop(name)
+        widest = 0.6 + 0.075 * max(map(len, everything))  # inches: the handle, and the text in this size
+        columns = min(len(everything), max(2, int(figure.get_figwidth() / widest)))
         figure.legend(
             list(everything.values()), list(everything), loc="outside lower center", ncols=columns,
             frameon=False,
@@ -176,7 +183,7 @@ def write(figure: Figure, directory: Path, name: str) -> list[Path]:
     paths = []
     for suffix, options in (
         (".pdf", {"metadata": {"CreationDate": None}}),
-        (".png", {"dpi": 150, "metadata": {"Software": None}}),
+        (".png", {"dpi": 200, "metadata": {"Software": None}}),
     ):
         stream = io.BytesIO()
         figure.savefig(stream, format=suffix[1:], **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpmf_experiments import backends
 from dpmf_experiments.spec import Cell
@@ -20,11 +20,16 @@ class Tally:
     done: int = 0
     failed: int = 0
     seconds: float = 0.0
+    damaged: int = 0  # rows of the database that did not match their checksum
+    absent: dict[str, int] = field(default_factory=dict)  # how many cells lack a package, by what there is to do
 
 
 def missing(store: Store, cells: Sequence[Cell], *, retry_failed: bool) -> list[Cell]:
-    """The cells without a result by the code there is now; those that failed only when asked for."""
-    wanted = ("missing", "stale", "failed") if retry_failed else ("missing", "stale")
+    """The cells without a result by the code there is now; those that failed only when asked for.
+
+    For want of a package is another matter: that is tried in every run, for it may be there now.
+    """
+    wanted = ("missing", "stale", "absent", "failed") if retry_failed else ("missing", "stale", "absent")
     return [cell for cell, state in store.standing(cells).items() if state in wanted]
 
 
@@ -53,8 +58,9 @@ def run(
 ) -> Tally:
     """Compute what is missing. Killed at any moment, the next run goes on from there."""
     with store.only_writer():
+        damaged = store.forget_damaged()
         todo = missing(store, cells, retry_failed=retry_failed)
-        tally = Tally(known=len(dict.fromkeys(cells)) - len(todo))
+        tally = Tally(known=len(dict.fromkeys(cells)) - len(todo), damaged=damaged)
         if not todo:
             return tally
         weights = expected_seconds(store, todo)
@@ -63,8 +69,10 @@ def run(
             for record in _with_bar(source, weights):
                 store.save(record)
                 tally.seconds += record.seconds
-                if record.error is None:
+                if record.state == "done":
                     tally.done += 1
+                elif record.state == "absent":
+                    tally.absent[record.lacks] = tally.absent.get(record.lacks, 0) + 1
                 else:
                     tally.failed += 1
     return tally
@@ -88,7 +96,7 @@ def _with_bar(records: Iterator[Record], weights: dict[Cell, float]) -> Iterator
         task = bar.add_task("", total=sum(weights.values()), count=0, of=len(weights), latest="")
         for count, record in enumerate(records, start=1):
             yield record
-            if record.error is not None:
+            if record.state == "failed":
                 console.print(
                     f"failed: {record.cell.name}: {record.error}", highlight=False, markup=False, soft_wrap=True
                 )

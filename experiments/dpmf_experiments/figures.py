@@ -1,124 +1,51 @@
-"""The figures of the paper, as values. `catalogue()` is a coarser grid that takes minutes, `catalogue(full=True)` the
-paper's own (hours).
+"""The figures of the paper, as values. `catalogue()` has coarser grids than the paper, `catalogue(full=True)` its own.
 
-Each panel also has what the paper does not: dpmf's own tight accountant, and the certified lower bound.
+Each panel also has what the paper does not: dpmf's own tight accountant, and the certified lower bound, wherever what
+the panel shows exists for them (Gram matrices, Rényi divergences, hazards and sampled losses do not).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
+from dpmf_experiments.settings import (
+    ADDITIONAL,
+    AM_GM,
+    BSR_EPOCHS,
+    CHAIN,
+    COARSE,
+    CONDITIONAL,
+    DELTA,
+    DPSGD_100,
+    DPSGD_1000,
+    FULL,
+    LATTICE,
+    MAIN,
+    NEAR,
+    PAPER_RENYI,
+    RENYI,
+    TEMPERATURES,
+    Grid,
+    busy_seconds_cell,
+    divergence_cell,
+    lower_cell,
+    minimum_samples,
+    profile_cell,
+    sampler,
+    seconds_cell,
+    sigma_cell,
+    tight,
+)  # fmt: skip
 from dpmf_experiments.spec import AccountantSpec, Cell, FigureSpec, Line, MechanismSpec, Panel, accountant
-
-DELTA = 1e-5
-TEMPERATURES = ("inf", 0.1, 10**-0.5, 1.0, 10**0.5, 10.0)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """How fine a run is."""
-
-    epsilons: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-    epsilons_additional: tuple[float, ...] = (0.25, 1.0, 4.0)
-    samples: int = 100_000
-    samples_large: int = 20_000  # where b = 1000
-    whp_points: tuple[float, ...] = (0.5, 4.0)
-    whp_multiples: tuple[float, ...] = (1.25, 3.0)
-    runtime_deltas: tuple[float, ...] = (1e-3, 1e-4, 1e-5, 3e-6)
-    runtime_iterations: tuple[int, ...] = (200, 400, 800, 1600)
-    runtime_batches: tuple[int, ...] = (50, 100, 200)
-    runtime_batches_iterations: int = 800
-    runtime_bandwidths: tuple[int, ...] = (1, 2, 3, 4, 5)
-    runtime_orders: tuple[int, ...] = (4, 8, 16)
-    runtime_budget: float = 1e10
-    peer_orders: tuple[int, ...] = (5, 10, 20, 30, 40)
-    own_orders: tuple[int, ...] = (5, 10, 20, 40, 100, 200, 500)
-    temperature_steps: tuple[int, ...] = (2, 5)
-    histogram_samples: int = 100_000
-
-
-COARSE = Grid()
-_FINE = (0.125, 0.1875, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
-FULL = Grid(
-    epsilons=_FINE,
-    epsilons_additional=_FINE,
-    samples=400_000,
-    samples_large=400_000,
-    whp_points=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
-    whp_multiples=(1.25, 2.0, 10.0, 100.0),
-    runtime_deltas=(1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8),
-    runtime_iterations=(200, 400, 800, 1600, 3200, 6400, 12_800),
-    runtime_batches=(25, 50, 100, 200, 400),
-    runtime_batches_iterations=12_800,
-    runtime_bandwidths=(1, 2, 3, 4, 5, 6, 8),
-    runtime_orders=(4, 8, 16, 32),
-    runtime_budget=1e12,
-    temperature_steps=(2, 5, 11, 21),
-    own_orders=(5, 10, 20, 30, 40, 50, 100, 200, 500, 1000),
-    peer_orders=(5, 10, 20, 30, 40, 50, 60),
-)
-
-DPSGD_100 = MechanismSpec("dpsgd", 1, 100)
-DPSGD_1000 = MechanismSpec("dpsgd", 1, 1000)
-DPSGD_EPOCHS = MechanismSpec("dpsgd", 10, 100)
-BSR_4 = MechanismSpec("bsr", 1, 100, 4)
-BSR_64 = MechanismSpec("bsr", 1, 100, 64)
-BSR_EPOCHS = MechanismSpec("bsr", 10, 100, 4)
-BISR_4 = MechanismSpec("bisr", 1, 100, 4)
-BISR_64 = MechanismSpec("bisr", 1, 100, 64)
-BISR_EPOCHS = MechanismSpec("bisr", 10, 100, 4)
-BLT = MechanismSpec("blt", 1, 100)
-BANDMF = MechanismSpec("bandmf", 1, 100, 64)
-BANDINVMF = MechanismSpec("bandinvmf", 1, 100, 4)
-
-MAIN = (DPSGD_100, DPSGD_1000, DPSGD_EPOCHS, BSR_4, BSR_64, BSR_EPOCHS)
-ADDITIONAL = (BISR_4, BISR_64, BISR_EPOCHS, BLT, BANDMF, BANDINVMF)
-
-# The paper's (p, α): {2} × ..25 and {4} × ..7 as printed. It lists {2} twice; that one of them should be p = 1, which
-# is exact for DP-SGD, is the only reading under which DP-SGD is not worse off than in the paper's text.
-PAPER_RENYI = AccountantSpec(
-    "best",
-    members=(
-        accountant("renyi", bandwidth=1, max_order=25),
-        accountant("renyi", bandwidth=2, max_order=25),
-        accountant("renyi", bandwidth=4, max_order=7),
-    ),
-)
-RENYI = accountant("renyi", work_budget=3e8)  # a tenth of the default: a fraction of a percent looser, quick enough
-CONDITIONAL = accountant("conditional")
-
-
-def epsilons_of(mechanism: MechanismSpec, grid: Grid) -> tuple[float, ...]:
-    """Where σ is computed for a mechanism."""
-    return grid.epsilons_additional if mechanism in ADDITIONAL else grid.epsilons
-
-
-def tight(mechanism: MechanismSpec) -> AccountantSpec:
-    """dpmf's own tight accountant for the mechanism."""
-    return accountant("lattice" if mechanism.strategy == "dpsgd" else "chain")
-
-
-def sampler(mechanism: MechanismSpec, grid: Grid) -> AccountantSpec:
-    return accountant("monte-carlo", samples=grid.samples if mechanism.batches < 1000 else grid.samples_large)
-
-
-def sigma_cell(mechanism: MechanismSpec, which: AccountantSpec, epsilon: float, direction: str = "both") -> Cell:
-    return Cell.of(
-        "sigma", mechanism=mechanism, accountant=which, epsilon=epsilon, delta=DELTA, direction=direction
-    )  # fmt: skip
-
-
-def lower_cell(mechanism: MechanismSpec, epsilon: float) -> Cell:
-    return Cell.of("sigma-lower", mechanism=mechanism, epsilon=epsilon, delta=DELTA)
 
 
 def _line(
     label: str, look: str, mechanism: MechanismSpec, which: AccountantSpec, grid: Grid, direction: str = "both"
 ) -> Line:
-    cells = tuple(sigma_cell(mechanism, which, e, direction) for e in epsilons_of(mechanism, grid))
-    return Line(label, look, cells, epsilons_of(mechanism, grid), "sigma")
+    cells = tuple(sigma_cell(mechanism, which, e, direction) for e in grid.epsilons)
+    return Line(label, look, cells, grid.epsilons, "sigma")
 
 
 def _tight_line(mechanism: MechanismSpec, grid: Grid) -> Line:
@@ -126,13 +53,21 @@ def _tight_line(mechanism: MechanismSpec, grid: Grid) -> Line:
     return _line(f"{which.name} (dpmf)", "tight", mechanism, which, grid)
 
 
+def _tight_lines(mechanism: MechanismSpec, grid: Grid) -> list[Line]:
+    """One for each direction."""
+    which = tight(mechanism)
+    return [
+        _line(f"{which.name} (dpmf), {way}", f"tight-{way}", mechanism, which, grid, way) for way in ("remove", "add")
+    ]
+
+
 def _sampled_line(mechanism: MechanismSpec, grid: Grid) -> Line:
     return _line("Monte Carlo (estimate)", "monte-carlo", mechanism, sampler(mechanism, grid), grid)
 
 
 def _lower_line(mechanism: MechanismSpec, grid: Grid) -> Line:
-    cells = tuple(lower_cell(mechanism, e) for e in epsilons_of(mechanism, grid))
-    return Line("certified lower bound", "lower", cells, epsilons_of(mechanism, grid), "sigma")
+    cells = tuple(lower_cell(mechanism, e) for e in grid.epsilons)
+    return Line("certified lower bound", "lower", cells, grid.epsilons, "sigma")
 
 
 def _reference(mechanism: MechanismSpec, grid: Grid) -> tuple[Line, ...]:
@@ -140,9 +75,9 @@ def _reference(mechanism: MechanismSpec, grid: Grid) -> tuple[Line, ...]:
     return _sampled_line(mechanism, grid), _tight_line(mechanism, grid), _lower_line(mechanism, grid)
 
 
-def _sigma_panel(mechanism: MechanismSpec, lines: Sequence[Line], grid: Grid, title: str = "") -> Panel:
-    ticks = tuple(e for e in epsilons_of(mechanism, grid) if e in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
-    return Panel(title or mechanism.title, tuple(lines), x_ticks=ticks)
+def _sigma_panel(mechanism: MechanismSpec, lines: Sequence[Line], grid: Grid) -> Panel:
+    ticks = tuple(e for e in grid.epsilons if e in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
+    return Panel(mechanism.title, tuple(lines), x_ticks=ticks)
 
 
 # --- σ against ε -----------------------------------------------------------------------------------------------------
@@ -177,39 +112,29 @@ def directions(grid: Grid) -> FigureSpec:
             for way in ("remove", "add")
         ]
         lines += [_line(f"Rényi (dpmf), {way}", f"own-{way}", mechanism, RENYI, grid, way) for way in ("remove", "add")]
-        panels.append(_sigma_panel(mechanism, (*lines, _tight_line(mechanism, grid)), grid))
+        lines += _tight_lines(mechanism, grid)
+        panels.append(_sigma_panel(mechanism, (*lines, _lower_line(mechanism, grid)), grid))
     title = "Rényi: the remove and the add direction, δ = 10⁻⁵"
     return FigureSpec("fig-directions", title, "appendix, remove and add direction", tuple(panels), (2, 3))
 
 
 # --- Monte Carlo with a limit that holds with high probability -------------------------------------------------------
 
-# About the true σ at δ = 10⁻⁵ (remove) for the ε of `Grid.whp_points`: only where to look, the answer is ε(σ).
-_NEAR = {
-    DPSGD_100: {0.25: 1.53, 0.5: 1.075, 1.0: 0.874, 2.0: 0.718, 4.0: 0.567, 8.0: 0.415},
-    DPSGD_1000: {0.25: 0.757, 0.5: 0.693, 1.0: 0.637, 2.0: 0.569, 4.0: 0.479, 8.0: 0.372},
-    DPSGD_EPOCHS: {0.25: 4.83, 0.5: 3.40, 1.0: 2.76, 2.0: 2.27, 4.0: 1.79, 8.0: 1.31},
-    BSR_4: {0.25: 2.97, 0.5: 1.70, 1.0: 1.17, 2.0: 0.905, 4.0: 0.697, 8.0: 0.506},
-    BSR_64: {0.25: 9.0, 0.5: 5.2, 1.0: 2.91, 2.0: 1.85, 4.0: 1.28, 8.0: 0.88},
-    BSR_EPOCHS: {0.25: 9.4, 0.5: 5.4, 1.0: 3.70, 2.0: 2.86, 4.0: 2.20, 8.0: 1.60},
-}
 
-
-def minimum_samples(delta: float, failure_probability: float) -> int:
-    """s_min of the paper: the fewest samples that can show δ at all."""
-    from dpmf.accountants.monte_carlo import minimum_samples as least
-
-    return least(delta, failure_probability)
+def whp(mechanism: MechanismSpec, grid: Grid) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Multiples of s_min, and ε near which σ is chosen: fewer where a sample is expensive."""
+    large = mechanism.batches >= 1000
+    return (
+        grid.whp_multiples_large if large else grid.whp_multiples,
+        grid.whp_points_large if large else grid.whp_points,
+    )
 
 
 def limits(grid: Grid) -> FigureSpec:
     least = minimum_samples(DELTA, DELTA)
     panels = []
     for mechanism in MAIN:
-        # Samples are what takes time: the coarse grid has limits for two of the mechanisms only.
-        multiples = grid.whp_multiples
-        if grid is COARSE and mechanism not in (DPSGD_100, BSR_4):
-            multiples = ()
+        multiples, points = whp(mechanism, grid)
         lines = []
         for number, multiple in enumerate(multiples, start=1):
             which = accountant(
@@ -217,10 +142,10 @@ def limits(grid: Grid) -> FigureSpec:
             )
             cells = tuple(
                 Cell.of(
-                    "epsilon", mechanism=mechanism, accountant=which, sigma=_NEAR[mechanism][e], delta=DELTA,
+                    "epsilon", mechanism=mechanism, accountant=which, sigma=NEAR[mechanism][e], delta=DELTA,
                     direction="remove",
                 )
-                for e in grid.whp_points
+                for e in points
             )  # fmt: skip
             lines.append(Line(f"limit, {multiple:g}·s_min samples", f"limit-{number}", cells, "epsilon", "sigma"))
         panels.append(_sigma_panel(mechanism, (*lines, *_reference(mechanism, grid)), grid))
@@ -230,7 +155,10 @@ def limits(grid: Grid) -> FigureSpec:
 
 # --- the DP-SGD accountants of others --------------------------------------------------------------------------------
 
-_PEER_SIGMAS = {DPSGD_100: (0.5, 0.72, 1.0, 1.5), DPSGD_1000: (0.57, 0.75)}
+_PEER_SIGMAS = {
+    DPSGD_100: (0.45, 0.5, 0.6, 0.72, 1.0, 1.5),
+    DPSGD_1000: (0.45, 0.5, 0.57, 0.65, 0.75, 0.8),
+}
 
 
 def _peer_panel(mechanism: MechanismSpec, which: AccountantSpec, label: str, grid: Grid) -> Panel:
@@ -266,9 +194,12 @@ def feldman_runtime(grid: Grid) -> FigureSpec:
     for mechanism in (DPSGD_100, DPSGD_1000):
         own = tuple(Cell.of("renyi-seconds", mechanism=mechanism, order=a, sigma=1.1) for a in grid.own_orders)
         peer = tuple(Cell.of("peer-renyi-seconds", mechanism=mechanism, order=a, sigma=1.1) for a in grid.peer_orders)
+        whole = Cell.of("seconds", mechanism=mechanism, accountant=LATTICE, sigma=1.1, epsilon=1.0)
+        ends = float(grid.own_orders[0]), float(grid.own_orders[-1])
         lines = (
             Line("random-allocation, order α alone", "peer", peer, tuple(map(float, grid.peer_orders)), "seconds"),
             Line("dpmf, all orders up to α", "renyi", own, tuple(map(float, grid.own_orders)), "seconds"),
+            Line("lattice (dpmf), one δ(ε): no orders", "tight", (whole,) * 2, ends, "first"),
         )
         panels.append(Panel(mechanism.title, lines, "Rényi order α", "seconds of one core"))
     title = "Rényi divergence of DP-SGD: seconds against the order"
@@ -296,10 +227,6 @@ def grams(grid: Grid) -> FigureSpec:
     return FigureSpec("fig-gram", "Gram matrices, N = 3000, k = 10", "Figure 1", panels, (1, 4))
 
 
-def divergence_cell(mechanism: MechanismSpec, order: int, sigma: float, band: int | None) -> Cell:
-    return Cell.of("divergence", mechanism=mechanism, order=order, sigma=sigma, bandwidth=band)
-
-
 _BANDS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -324,15 +251,6 @@ def truncation(grid: Grid) -> FigureSpec:
 # --- runtime ---------------------------------------------------------------------------------------------------------
 
 
-def seconds_cell(mechanism: MechanismSpec, which: AccountantSpec) -> Cell:
-    """One evaluation at the paper's σ = 10, ε = 8 (remove)."""
-    return Cell.of("seconds", mechanism=mechanism, accountant=which, sigma=10.0, epsilon=8.0)
-
-
-AM_GM = accountant("conditional", family="am-gm")
-CHAIN = accountant("chain")
-
-
 def _runtime_renyi(mechanism: MechanismSpec, order: int = 8) -> AccountantSpec:
     return accountant("renyi", bandwidth=mechanism.bandwidth or 1, max_order=order, work_budget=1e15)
 
@@ -341,9 +259,18 @@ def _runtime_sampler(delta: float) -> AccountantSpec:
     return accountant("monte-carlo", samples=minimum_samples(delta, 0.01), importance=False)
 
 
-def _runtime_lines(mechanisms: Sequence[MechanismSpec], xs: Sequence[float], grid: Grid) -> tuple[Line, ...]:
-    x = tuple(map(float, xs))
+def _chain_lines(mechanisms: Sequence[MechanismSpec], x: tuple[float, ...]) -> tuple[Line, Line]:
+    """At the paper's σ and ε, where its δ is so small that it is done early, and where it has to work."""
+    return (
+        Line("chain (dpmf)", "tight", tuple(seconds_cell(m, CHAIN) for m in mechanisms), x, "first"),
+        Line(
+            "chain (dpmf), ε = 1, σ = 1.2·sensitivity", "tight-busy",
+            tuple(busy_seconds_cell(m, CHAIN) for m in mechanisms), x, "first",
+        ),
+    )  # fmt: skip
 
+
+def _runtime_lines(mechanisms: Sequence[MechanismSpec], x: tuple[float, ...]) -> tuple[Line, ...]:
     def line(label: str, look: str, which: Callable[[MechanismSpec], AccountantSpec], field: str = "first") -> Line:
         return Line(label, look, tuple(seconds_cell(m, which(m)) for m in mechanisms), x, field)
 
@@ -351,50 +278,59 @@ def _runtime_lines(mechanisms: Sequence[MechanismSpec], xs: Sequence[float], gri
         line("Rényi, α = 8", "renyi", _runtime_renyi),
         line("conditional, first σ", "conditional", lambda _: AM_GM),
         line("conditional, next σ", "conditional-next", lambda _: AM_GM, "next"),
-        line("Monte Carlo, δ = 10⁻⁵", "sampled", lambda _: _runtime_sampler(1e-5)),
-        line("chain (dpmf)", "tight", lambda _: CHAIN),
+        line("Monte Carlo, s_min samples", "sampled", lambda _: _runtime_sampler(DELTA)),
+        *_chain_lines(mechanisms, x),
     )
 
 
 def runtime(grid: Grid) -> FigureSpec:
     base = BSR_EPOCHS
     label = "seconds of one core"
-    by_delta = tuple(
-        Line(text, look, tuple(seconds_cell(base, which(d)) for d in grid.runtime_deltas), grid.runtime_deltas, "first")
-        for text, look, which in (
-            ("Rényi, α = 8", "renyi", lambda _: _runtime_renyi(base)),
-            ("conditional, first σ", "conditional", lambda _: AM_GM),
-            ("Monte Carlo, s_min(δ) samples", "sampled", _runtime_sampler),
-            ("chain (dpmf)", "tight", lambda _: CHAIN),
-        )
-    )
+    deltas = grid.runtime_deltas
+    by_delta = (
+        *(line for line in _runtime_lines([base] * len(deltas), deltas) if line.look != "sampled"),
+        Line(
+            "Monte Carlo, s_min samples", "sampled",
+            tuple(seconds_cell(base, _runtime_sampler(d)) for d in deltas), deltas, "first",
+        ),
+    )  # fmt: skip
     by_iterations = [MechanismSpec("bsr", n // 100, 100, 4) for n in grid.runtime_iterations]
     total = grid.runtime_batches_iterations
     by_batches = [MechanismSpec("bsr", total // b, b, 4) for b in grid.runtime_batches]
     by_bandwidth = []
     for order in grid.runtime_orders:
-        bands = [p for p in grid.runtime_bandwidths if float(order) ** (2 * p - 1) * 100 / 50 <= grid.runtime_budget]
+        bands = [p for p in grid.runtime_bandwidths if float(order) ** (2 * p - 1) * 100 / 50 <= grid.runtime_work]
         cells = tuple(seconds_cell(m, _runtime_renyi(m, order)) for m in _bandwidths(bands))
         by_bandwidth.append(Line(f"Rényi, α = {order}", f"order-{order}", cells, tuple(map(float, bands)), "first"))
+    iterations, batches, bandwidths = (
+        tuple(map(float, x)) for x in (grid.runtime_iterations, grid.runtime_batches, grid.runtime_bandwidths)
+    )
     panels = (
         Panel(f"δ varies ({base.title})", by_delta, "δ", label),
         Panel(
             "N varies (BSR, b = 100, p = 4)",
-            _runtime_lines(by_iterations, grid.runtime_iterations, grid),
+            _runtime_lines(by_iterations, iterations),
             "iterations N",
             label,
-            x_ticks=tuple(map(float, grid.runtime_iterations)),
+            x_ticks=iterations[::2],
         ),
         Panel(
             f"b varies (BSR, N = {total}, p = 4)",
-            _runtime_lines(by_batches, grid.runtime_batches, grid),
+            _runtime_lines(by_batches, batches),
             "batches per epoch b",
             label,
-            x_ticks=tuple(map(float, grid.runtime_batches)),
+            x_ticks=batches,
         ),
-        Panel("p varies (BSR, N = 1000, b = 100)", tuple(by_bandwidth), "bandwidth p", label, log="y"),
+        Panel(
+            "p varies (BSR, N = 1000, b = 100)",
+            (*by_bandwidth, *_chain_lines(_bandwidths(grid.runtime_bandwidths), bandwidths)),
+            "bandwidth p",
+            label,
+            log="y",
+            x_ticks=bandwidths,
+        ),
     )
-    title = "Seconds for one evaluation (σ = 10, ε = 8, remove)"
+    title = "Seconds for one evaluation (σ = 10, ε = 8, δ = 10⁻⁵, remove)"
     return FigureSpec("fig-runtime", title, "appendix, empirical runtime", panels, (2, 2))
 
 
@@ -449,25 +385,25 @@ _ABLATION = (
 )
 
 
-def profile_cell(mechanism: MechanismSpec, which: AccountantSpec, sigma: float, epsilons: Sequence[float]) -> Cell:
-    return Cell.of(
-        "profile", mechanism=mechanism, accountant=which, sigma=sigma, epsilons=list(epsilons), direction="remove"
-    )
-
-
 def temperatures(grid: Grid) -> FigureSpec:
     above, below = [], []
     for strategy, sigma, epsilons in _ABLATION:
         mechanism = MechanismSpec(strategy, 4, 25, 4)
         plain = profile_cell(mechanism, accountant("conditional", option=3, temperatures=("inf",)), sigma, epsilons)
         lines = [Line("T = {∞}", "option-1", (plain,), "epsilons", "deltas")]
-        for steps, look in zip(grid.temperature_steps, ("option-2", "option-3", "order-4", "order-8"), strict=False):
+        for number, steps in enumerate(grid.temperature_steps, start=1):
             which = accountant("conditional", option=3, temperatures=temperature_grid(steps))
             cell = profile_cell(mechanism, which, sigma, epsilons)
-            lines.append(Line(f"and {steps} temperatures", look, (cell,), "epsilons", "deltas"))
-        own = Line("chain (dpmf)", "tight", (profile_cell(mechanism, CHAIN, sigma, epsilons),), "epsilons", "deltas")
+            lines.append(Line(f"and {steps} temperatures", f"temperatures-{number}", (cell,), "epsilons", "deltas"))
+        # Its δ is below what is drawn from there on.
+        near = [e / 4 for e in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20) if e <= 40 / sigma]
+        least = Cell.of("profile-lower", mechanism=mechanism, sigma=sigma, epsilons=near, direction="remove")
+        own = (
+            Line("chain (dpmf)", "tight", (profile_cell(mechanism, CHAIN, sigma, near),), "epsilons", "deltas"),
+            Line("certified lower bound", "lower", (least,), "epsilons", "deltas"),
+        )
         title = f"{mechanism.title}, σ = {sigma:g}"
-        above.append(Panel(title, (*lines, own), "ε", "δ (remove)", log="y", y_range=(1e-7, 2.0)))
+        above.append(Panel(title, (*lines, *own), "ε", "δ (remove)", log="y", y_range=(1e-7, 2.0)))
         below.append(
             Panel(title, tuple(replace(line, over=plain) for line in lines), "ε", "δ / δ with T = {∞}", log="")
         )

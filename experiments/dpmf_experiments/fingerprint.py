@@ -111,3 +111,11 @@ def code_version(cell: Cell) -> str:
     if parameters.get("mechanism", {}).get("strategy") in _OPTIMISED_NAMES:
         roots |= set(_OPTIMISED)
     return f"{dpmf.__version__}+{_combined(tuple(sorted(roots)), cell.quantity)}"
+
+
+def package_version() -> str:
+    """The version of all of dpmf's code, in the same form."""
+    root = Path(dpmf.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    parts = [f"{path.relative_to(root)}={_tree_hash(path.read_text(encoding='utf-8'))}" for path in files]
+    return f"{dpmf.__version__}+{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}"

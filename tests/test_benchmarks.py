@@ -1,0 +1,98 @@
+"""The benchmarks' page, fits, and what is said when a peer cannot be had. Nothing is timed here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import _page, beside, growth, peers
+
+DATA = json.loads(_page.DATA.read_text())
+
+
+def test_the_page_is_made_from_the_data() -> None:
+    assert _page.page(DATA) == _page.PAGE.read_text()
+    assert _page.PICTURE.exists()
+    assert _page.GROWTH_PICTURE.exists()
+
+
+def test_the_page_says_what_made_it() -> None:
+    found = {"machine": "a machine", "load": 0.5, "minutes": 3.0, "code": "0.1.0+abc"}
+    made = _page.page(
+        {"beside": DATA["beside"] | found | {"peers": {"other": "2.0"}}, "growth": DATA["growth"] | found}
+    )
+    assert "a machine, load average 0.5 when it began, 3 minutes, code `0.1.0+abc`" in made
+    assert "Peers: other 2.0." in made
+    assert _page.COMMAND in made
+
+
+def test_exponents_are_those_of_the_upper_half() -> None:
+    """A fixed cost of 1 and a power law that is far below it in the lower half."""
+    points = [(10.0**i, 1 + 1e-6 * 10.0 ** (2 * i)) for i in range(9)]
+    exponent, _ = _page.fitted(points)
+    assert _page.upper_half(points)[0][0] == 1e4
+    assert exponent == pytest.approx(2, abs=0.02)
+    short = [(1.0, 3.0), (2.0, 9.0), (3.0, 27.0), (100.0, 3.0**100)]
+    assert len(_page.upper_half(short)) == 3
+    assert _page.fitted([(float(p), 2.5**p) for p in range(2, 8)])[1] == pytest.approx(2.5)
+
+
+def test_sweeps_are_wide() -> None:
+    """A decade and a half, except for Rényi in the bandwidth, which is exponential."""
+    found = growth.sweeps()
+    assert {grows for _, grows in found} == {"N", "b", "p", "α", "1/δ"}
+    for (name, grows), sweep in found.items():
+        xs = [x for x, _ in sweep]
+        assert xs == sorted(xs)
+        assert xs[-1] >= 30 * xs[0] or (name.startswith("renyi") and grows == "p"), (name, grows)
+        assert len(_page.upper_half([(float(x), 1.0) for x in xs])) >= 3
+
+
+def test_everybody_is_asked() -> None:
+    titles = beside.mechanisms()
+    for title, mechanism in titles.items():
+        names = " ".join(beside.questions(mechanism, [1.0, 1.0]))
+        wanted = ["best", "auto", "cascade", "renyi", "conditional", "monte-carlo", "jax-privacy Monte Carlo"]
+        wanted += ["lattice", "PLD-accounting", "random-allocation", "Poisson"] if "DP-SGD" in title else ["chain"]
+        assert all(name in names for name in wanted), title
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("raise ValueError('no such thing')", "random-allocation does not work .*: ValueError"),
+        ("print('no number')", "random-allocation does not work"),
+        ("pass", "random-allocation does not work"),
+    ],
+)
+def test_a_peer_that_does_not_work_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
+) -> None:
+    monkeypatch.setattr(peers, "_python", lambda peer: Path(sys.executable))
+    with pytest.raises(peers.PeerMissingError, match=message) as raised:
+        peers.run("random-allocation", program, {})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_peer_that_cannot_be_installed_is_one_line_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ROOT", tmp_path)
+    monkeypatch.setattr(peers, "REQUIREMENTS", {"other": [str(tmp_path / "there-is-no-such-file")]})
+    for _ in range(2):
+        with pytest.raises(peers.PeerMissingError, match=r"other cannot be installed into \.venv-other: ") as raised:
+            peers.run("other", "", {})
+        assert "\n" not in str(raised.value)
+    assert not (tmp_path / ".venv-other" / ".ready").exists()
+
+
+def test_an_unknown_name_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "nonsense"], capture_output=True, text=True, cwd=peers.ROOT, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("benchmarks: unknown nonsense; there are beside, ")
+    assert done.stderr.count("\n") == 1
