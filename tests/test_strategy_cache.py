@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
+import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ import numpy as np
 import pytest
 
 from dpmf import strategies
-from dpmf.strategies import cache
+from dpmf.strategies import _lock, cache
 
 
 class Counter:
@@ -142,7 +147,7 @@ def test_a_full_disk_leaves_nothing_behind(cache_dir: Path, monkeypatch: pytest.
         patch.setattr(os, step, full)
         with pytest.warns(cache.CacheWarning, match="No space left"):
             assert remember(Counter(), n=1)[0] == 0.1
-    assert list(cache_dir.iterdir()) == []
+    assert list(cache_dir.glob("*")) == []
 
 
 def test_an_interrupted_write_keeps_the_old_file(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +212,7 @@ def test_progress_line_on_failure(cache_dir: Path, capsys: pytest.CaptureFixture
     with pytest.raises(RuntimeError, match="no"):
         remember(fail)
     assert capsys.readouterr().err == "dpmf: optimising Work for N=1 ... failed\n"
-    assert not cache_dir.exists()
+    assert list(cache_dir.glob("*")) == []
 
 
 def test_progress_on_a_terminal(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +230,132 @@ def test_progress_on_a_terminal(cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 def test_progress_without_stderr(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert remember(Counter())[0] == 0.1
+
+
+# --- several processes ---------------------------------------------------------------------------------------------
+
+# Notes that it begins, computes until the file `go` is there, and prints what it has in the end.
+WORK = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from dpmf.strategies import cache
+
+place = Path(sys.argv[1])
+
+def compute():
+    with open(place / "begun", "a") as notes:
+        notes.write(sys.argv[2] + "\\n")
+    while not (place / "go").exists():
+        time.sleep(0.01)
+    return {"a": np.array([float(sys.argv[2])])}
+
+print(cache.remember("k", {"n": 1}, "o 1", "Work", compute)["a"].tolist())
+"""
+
+
+def start(place: Path, name: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "DPMF_CACHE_DIR": str(place / "cache")}
+    return subprocess.Popen(
+        [sys.executable, "-c", WORK, str(place), name],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def begun(place: Path) -> list[str]:
+    return (place / "begun").read_text().split() if (place / "begun").exists() else []
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never happened")
+
+
+def test_two_processes_compute_once(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    first = start(tmp_path, "1")
+    wait_until(lambda: begun(tmp_path) == ["1"])
+    second = start(tmp_path, "2")
+    # It has said that it waits, so it is past looking on disk.
+    assert "waiting for another process that is optimising Work" in second.stderr.readline()
+    (tmp_path / "go").touch()
+    assert first.communicate(timeout=60)[0] == second.communicate(timeout=60)[0] == "[1.0]\n"
+    assert begun(tmp_path) == ["1"]
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    first = start(tmp_path, "1")
+    wait_until(lambda: begun(tmp_path) == ["1"])
+    second = start(tmp_path, "2")
+    assert "waiting" in second.stderr.readline()
+    first.kill()
+    first.communicate()
+    wait_until(lambda: begun(tmp_path) == ["1", "2"])
+    (tmp_path / "go").touch()
+    assert second.communicate(timeout=60)[0] == "[2.0]\n"
+    third = start(tmp_path, "3")
+    assert third.communicate(timeout=60)[0] == "[2.0]\n"
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
+
+
+def test_threads_compute_once(cache_dir: Path) -> None:
+    pytest.importorskip("fcntl")
+    compute = Counter()
+    slow = threading.Event()
+
+    def work() -> cache.Values:
+        slow.wait(0.2)
+        return compute()
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: remember(work, n=1), range(8)))
+    assert compute.calls == 1
+    assert len({tuple(one) for one in found}) == 1
+
+
+def test_one_does_not_wait_for_ever(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a process that holds the lock and is stopped."""
+    pytest.importorskip("fcntl")
+    monkeypatch.setattr(_lock, "PATIENCE", 0.2)
+    compute = Counter()
+    said: list[str] = []
+    with _lock.exclusive(cache_dir / "x.json") as held:
+        assert held
+        with _lock.exclusive(cache_dir / "x.json", lambda: said.append("waits")) as again:
+            assert not again
+        with _lock.exclusive(cache_dir / "y.json") as other:
+            assert other
+    assert said == ["waits"]
+    remember(compute, n=1)
+    assert compute.calls == 1
+
+
+@pytest.mark.parametrize("trouble", ["no locks on this system", "none on this file system", "no directory"])
+def test_without_locks_the_work_goes_on(cache_dir: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if trouble == "none on this file system":
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    elif trouble == "no locks on this system":
+        monkeypatch.setattr(_lock, "_system_locks", lambda: None)
+    else:
+        monkeypatch.setattr(_lock.os, "open", refuse)
+    with _lock.exclusive(cache_dir / "x.json") as held:
+        assert not held
+    with _lock.exclusive(None) as held:
+        assert not held
+    monkeypatch.undo()
+    monkeypatch.setenv("DPMF_CACHE_DIR", str(cache_dir))
+    monkeypatch.setattr(_lock, "_system_locks", lambda: None)
+    compute = Counter()
+    cache.forget()
+    assert remember(compute, n=2) == [0.1, 1 / 3, 5e-324]
+    assert compute.calls == 1

@@ -1,7 +1,8 @@
 """Disk cache for optimised strategies, and the line that says one is being optimised.
 
 One small JSON file per strategy, named by a digest of everything it depends on. A file that is damaged or not ours is
-ignored and written anew; a directory that cannot be written costs one warning, never the result.
+ignored and written anew; a directory that cannot be written costs one warning, never the result. Processes that want
+the same strategy at the same time wait for the one that is at it (`_lock`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf.strategies._lock import exclusive
 from dpmf.strategies.base import Array
 
 Values: TypeAlias = dict[str, Array]
@@ -65,9 +67,12 @@ def remember(
         path = _file(f"{kind}-{digest[:32]}.json")
         values = _read(path, key)
         if values is None:
-            with _progress(label):
-                values = compute()
-            _write(path, key, values)
+            with exclusive(path, lambda: _say(f"dpmf: waiting for another process that is optimising {label}\n")):
+                values = _read(path, key)  # it may have been written meanwhile
+                if values is None:
+                    with _progress(label):
+                        values = compute()
+                    _write(path, key, values)
         for array in values.values():
             array.setflags(write=False)
         while len(_memo) >= _MEMO_SIZE:
