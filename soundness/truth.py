@@ -20,6 +20,7 @@ LEAST_EFFECTIVE = 1000.0  # effective samples below which sampling says nothing
 _AGREEMENT = 1e-5  # of one step and half of it; the error of an analytic integrand is squared by halving
 _MOST_POINTS = 1_500_000
 _REACH = 9.5  # standard deviations of a density that are integrated over
+_BEYOND = 1e-18  # more than the mass of the densities outside, in up to three dimensions: 2·10⁻¹⁹ each
 # The largest S_ii by dimension of the outer integral; beyond it the grid would be too large.
 _LARGEST = {0: math.inf, 1: 1e4, 2: 100.0, 3: 12.0}
 _SAMPLED = 1e4  # the largest S_ii that is sampled: rounding of the exponents stays far below the standard error
@@ -106,7 +107,7 @@ class _Shape:
 
 
 def _quadrature(shape: _Shape, epsilon: float, direction: str) -> tuple[float, float]:
-    """(δ, its rounding error). Given y the event is a half-line in z; the integral over y is a trapezoidal rule.
+    """(δ, an absolute error). Given y the event is a half-line in z; the integral over y is a trapezoidal rule.
 
     remove  ∫ 1/b Σ_i φ(y − v_i)·Φ(d_i − z*) − γ·φ(y)·Φ(−z*) dy, A(z*, y) = γ
     add     ∫ φ(y)·Φ(z*) − γ/b Σ_i φ(y − v_i)·Φ(z* − d_i) dy,    A(z*, y) = 1/γ
@@ -126,7 +127,7 @@ def _quadrature(shape: _Shape, epsilon: float, direction: str) -> tuple[float, f
         value, size = _grid_sum(shape, axes, sign, epsilon)
         value, size = value * step ** len(axes), size * step ** len(axes)
         if not axes or abs(value - previous) <= _AGREEMENT * abs(value) + 1e-24:
-            return max(0.0, value), 4e-15 * size
+            return max(0.0, value), 4e-15 * size + (_BEYOND if axes else 0.0)
         previous, step = value, step / 2
 
 

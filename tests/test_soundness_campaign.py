@@ -24,6 +24,7 @@ from soundness.judge import fault
 from soundness.truth import Truth, gaussian_delta, sampled_delta
 
 from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
+from dpmf.accountants.lower import lower_delta
 
 ROOT = Path(__file__).parent.parent
 SLICE = 2000
@@ -468,3 +469,14 @@ def test_the_committed_run_leaves_no_accountant_out() -> None:
     assert {name: least for name, least in LEAST.items() if found["by_accountant"][name] < least} == {}
     for name, ways in found["by_direction"].items():
         assert min(ways.get("add", 0), ways.get("remove", 0)) > LEAST[name] / 4, name
+
+
+def test_the_truth_knows_how_small_it_can_be_computed():
+    """Two nearly independent bins far out: 2.69392·10⁻³⁸ by 40-digit arithmetic, beyond the quadrature's reach.
+
+    A lower bound of 2.69362·10⁻³⁸, correct, once counted as a violation.
+    """
+    s = np.array([[2.59107244, 0.01515594], [0.01515594, 2.5910547]])
+    truth = true_delta(s, 21.070420830112703, "remove")
+    assert truth.low <= 2.6939e-38 <= truth.high
+    assert lower_delta(s, 1.0, 21.070420830112703, "remove") <= truth.high
