@@ -19,8 +19,8 @@ SIGMAS = 6.0
 LEAST_EFFECTIVE = 1000.0  # effective samples below which sampling says nothing
 _AGREEMENT = 1e-5  # of one step and half of it; the error of an analytic integrand is squared by halving
 _MOST_POINTS = 1_500_000
-_REACH = 9.5  # standard deviations of a density that are integrated over
-_BEYOND = 1e-18  # more than the mass of the densities outside, in up to three dimensions: 2·10⁻¹⁹ each
+_REACH = 10.5  # standard deviations of a density that are integrated over
+_BEYOND = 1e-22  # more than the mass of the densities outside, in up to three dimensions: 10⁻²³ each
 # The largest S_ii by dimension of the outer integral; beyond it the grid would be too large.
 _LARGEST = {0: math.inf, 1: 1e4, 2: 100.0, 3: 12.0}
 _SAMPLED = 1e4  # the largest S_ii that is sampled: rounding of the exponents stays far below the standard error
