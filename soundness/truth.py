@@ -141,7 +141,7 @@ def _grid_sum(shape: _Shape, axes: list[Array], sign: float, epsilon: float) -> 
         grid = np.zeros((1, 0))
         if axes:
             grid = np.stack(np.meshgrid(first, *axes[1:], indexing="ij"), axis=-1).reshape(-1, len(axes))
-            # Away from every centre the densities are below 10⁻¹⁹ of their peaks.
+            # Away from every centre the densities are below 10⁻²³ of their peaks.
             centres = np.unique(np.round(np.vstack([shape.outer, np.zeros(len(axes))])), axis=0)
             near = np.zeros(len(grid), dtype=bool)
             for centre in centres:
