@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import dpmf
 from dpmf import strategies
 from dpmf.accountants import Renyi
-from dpmf.accountants.base import Evaluation
+from dpmf.accountants.base import Evaluation, PreparedAccountant
 from dpmf.allocation import BallsInBins
-from dpmf.calibration import least_noise
+from dpmf.calibration import calibrate_one_way, least_noise
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
@@ -352,3 +352,25 @@ def test_numbers_of_other_types_are_welcome(number):
     assert type(found.noise_multiplier) is float
     assert type(found.epsilon) is float
     assert found == dpmf.delta(SMALL["dpsgd"], noise_multiplier=1.0, epsilon=1.0)
+
+
+class _PowerLaw(PreparedAccountant):
+    """δ = 10⁻⁵·(root/σ)^steepness."""
+
+    def __init__(self, name: str, root: float, steepness: float) -> None:
+        self.name, self._root, self._steepness = name, root, steepness
+        self.mechanism = SMALL["dpsgd"]
+
+    def delta_one_way(self, noise_multiplier, epsilon, direction):
+        return Evaluation(min(1.0, 1e-5 * (self._root / noise_multiplier) ** self._steepness))
+
+
+@pytest.mark.parametrize("flat_root", [0.9, 0.994, 0.9995])
+@pytest.mark.parametrize("start", [0.3, 1.0, 4.0])
+def test_the_flatter_bound_wins_where_its_root_is_smaller(flat_root, start):
+    """At every noise above both roots the steep bound is the smaller one, by far if it is far."""
+    steep, flat = _PowerLaw("steep", 1.0, 35.0), _PowerLaw("flat", flat_root, 14.5)
+    for members in ([steep, flat], [flat, steep]):
+        sigma, _, winner = calibrate_one_way(members, 1.0, 1e-5, "remove", start, 1e-4)
+        assert winner is flat
+        assert flat_root <= sigma <= flat_root * (1 + 1e-4)

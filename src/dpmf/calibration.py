@@ -95,8 +95,10 @@ class _Contest:
         """To the roots of the smallest bounds, the smallest first."""
         assert self.best is not None
         order = sorted(bounds, key=lambda place: bounds[place])
-        # Slopes are alike: the farther `common` is from the root, the more two bounds may change places until there.
-        reach = bounds[order[0]] * math.exp(0.03 + 0.2 * self._excess(bounds[order[0]]))
+        # A bound that fails at one σ fails at smaller ones; of two that fail, the larger one may have the smaller root,
+        # the more so the farther away that is, because slopes differ.
+        least = bounds[order[0]]
+        reach = self._delta if least <= self._delta else least * math.exp(0.05 + 0.7 * self._excess(least))
         for place in order:
             if bounds[place] > reach:
                 return
