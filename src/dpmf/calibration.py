@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from dpmf import budget
+from dpmf import budget, progress
 from dpmf.accountants.base import Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.search import LARGEST_RATIO, least_noise
@@ -34,6 +34,7 @@ def calibrate_one_way(
     for member in members:
         if best is not None and best[0] <= enough:
             break
+        progress.say(f"{member.name}, {direction}")
         reason = member.unreachable(epsilon, delta, direction)
         if reason is not None:
             reasons.append(reason)
