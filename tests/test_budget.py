@@ -9,7 +9,8 @@ from oracles import gaussian_delta
 import dpmf
 from dpmf import BallsInBins, Mechanism, budget, strategies
 from dpmf.accountants import Chain, Gaussian, Renyi
-from dpmf.allocation import gram_matrix
+from dpmf.allocation import gram_matrix, truncate
+from dpmf.lag_products import toeplitz_lags
 from dpmf.search import least_noise
 
 SMALL = Mechanism(strategies.bsr(3), BallsInBins(2, 8))
@@ -133,6 +134,10 @@ def test_orders_follow_the_time_left():
 def test_sizes_are_refused_in_advance():
     with pytest.raises(ValueError, match=r"batches_per_epoch must be smaller: .*30000 × 30000.* 6.71 GiB"):
         _ = Mechanism(strategies.bsr(4), BallsInBins(1, 30_000)).gram
+    with pytest.raises(ValueError, match=r"batches_per_epoch or epochs must be smaller: lag products of 90000000 "):
+        toeplitz_lags(strategies.bsr(4), BallsInBins(1, 90_000_000))
+    with pytest.raises(ValueError, match=r"batches_per_epoch must be smaller: the bands of the 20000 × 20000 "):
+        truncate(np.broadcast_to(np.float64(1.0), (20_000, 20_000)), 3)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])

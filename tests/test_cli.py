@@ -265,3 +265,20 @@ def test_a_failed_run_leaves_the_old_file(tmp_path: Path) -> None:
     target.write_text("before")
     refused("profile", *SMALL, "--noise-multiplier", "-2", "--output", str(target))
     assert target.read_text() == "before"
+
+
+def test_what_is_worked_on_is_told_to_whoever_listens():
+    import dpmf
+    from dpmf import progress
+
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(1, 6))
+    heard: list[str] = []
+    with progress.listening(heard.append):
+        for accountant in ("best", "auto"):
+            dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5, accountant=accountant, with_lower=True)
+        dpmf.epsilon(mechanism, noise_multiplier=2.0, delta=1e-5)
+        dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0)
+    assert {"preparing", "chain, remove", "lower bound", "chain"} <= set(heard)
+    known = len(heard)
+    dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0)
+    assert len(heard) == known

@@ -8,12 +8,12 @@ import pytest
 from scipy.stats import gamma
 
 import dpmf
-from dpmf import BallsInBins, Mechanism, strategies
+from dpmf import BallsInBins, Mechanism, lag_products, strategies
 from dpmf.accountants import Chain, chain, lower
 from dpmf.accountants._calls import PLANS, invert_calls
 from dpmf.accountants._chain_laws import LineModel, Resolution
 from dpmf.accountants._stationary import StationaryModel, _power_sum, stationary_models
-from dpmf.lag_products import lower_sums, toeplitz_lags
+from dpmf.lag_products import gram_sums, lower_sums, toeplitz_lags
 
 STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]
 ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), BallsInBins(6, 7)]
@@ -21,7 +21,9 @@ ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), B
 
 @pytest.mark.parametrize("allocation", ALLOCATIONS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-def test_lags_and_sums_against_the_matrix(strategy, allocation):
+@pytest.mark.parametrize("piece", [2**20, 50, 1])
+def test_lags_and_sums_against_the_matrix(strategy, allocation, piece, monkeypatch):
+    monkeypatch.setattr(lag_products, "_PIECE", piece)
     b, n = allocation.batches_per_epoch, allocation.iterations
     gram = oracles.gram(strategy.matrix(n), b)
     largest = np.array([np.diagonal(gram, d).max() for d in range(b)])
@@ -29,6 +31,9 @@ def test_lags_and_sums_against_the_matrix(strategy, allocation):
     assert np.all(lags >= largest)
     assert np.all(lags <= largest + 2e-13 * gram.max())
     assert np.all((lags > 0) == (largest > 0)) or strategy.bandwidth(n) > 4
+    both = gram_sums(strategy, allocation)
+    np.testing.assert_allclose(both.diagonal, np.diagonal(gram), rtol=1e-13)
+    assert both.total == pytest.approx(gram.sum(), rel=1e-13)
     sums = lower_sums(strategy, allocation)
     assert np.all(sums.row_sums <= gram.sum(axis=1))
     np.testing.assert_allclose(sums.row_sums, gram.sum(axis=1), rtol=1e-9)

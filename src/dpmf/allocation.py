@@ -70,8 +70,9 @@ def folded_column(strategy: ToeplitzStrategy, allocation: BallsInBins) -> Array:
     """The first mixture mean m_0; m_i is this sequence moved down by i and cut off at N."""
     n, b, k = allocation.iterations, allocation.batches_per_epoch, allocation.epochs
     padded = np.zeros(k * b)
-    padded[:n] = np.abs(strategy.strategy_coef(n))
-    return np.cumsum(padded.reshape(k, b), axis=0).reshape(-1)[:n]
+    np.abs(strategy.strategy_coef(n), out=padded[:n])
+    rows = padded.reshape(k, b)
+    return np.cumsum(rows, axis=0, out=rows).reshape(-1)[:n]
 
 
 def mean_rows(strategy: Strategy, allocation: BallsInBins) -> Iterator[tuple[int, Array]]:
@@ -176,6 +177,7 @@ def truncate(gram: Array, p: int) -> BandedMajorant:
     everywhere. A pair is listed once: as a linear neighbour if |i − j| < p, as a wrapped one otherwise.
     """
     b = len(gram)
+    budget.require(32.0 * b * b, f"the bands of the {b} × {b} Gram matrix", "batches_per_epoch")
     p = min(p, b // 2 + 1)
     outside = cyclic_distance(b) >= p
     tau = float(gram[outside].max()) if outside.any() else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
 
-from dpmf import budget
+from dpmf import budget, progress
 from dpmf.accountants.base import Direction, Evaluation, PreparedAccountant, labelled
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.errors import CalibrationError
@@ -30,6 +30,7 @@ class InTime:
         self._prepared: PreparedAccountant | None = None
         self._late = False
         try:
+            progress.say("preparing")
             self._prepared = prepare()
             self.kind = self._prepared.kind
         except budget.OutOfTime:

@@ -2,7 +2,7 @@
 
 For a Toeplitz strategy mean i is the folded column f moved down by i and cut off at N, so G[i, i+d] = Σ f[s]·f[s+d],
 s < N − i − d: the largest entry of each diagonal is the first, an autocorrelation of f, and sums of G are correlations
-too. All take a few FFTs of length N + b. Other strategies are streamed by rows.
+too. All take a few arrays of N numbers, and FFTs of pieces of them. Other strategies are streamed by rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
 
 _UNIT = 2.0**-53
 _FFT_ERROR = 8 * _UNIT  # of a transform in ℓ², relative, times log₂ of its length
+_PIECE = 2**20  # entries that are worked on at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +37,19 @@ class LowerSums:
     least: float
 
 
+def sum_of_squares(values: Array) -> float:
+    """Without an array of the squares, and without the threads a BLAS would start for it."""
+    return float(np.einsum("i,i->", values, values))
+
+
 def gram_sums(strategy: Strategy, allocation: BallsInBins) -> GramSums:
     """O(N) for Toeplitz strategies, one pass over the rows for others."""
     n, b = allocation.iterations, allocation.batches_per_epoch
     if isinstance(strategy, ToeplitzStrategy):
         folded = folded_column(strategy, allocation)
-        squares = np.cumsum(folded**2)
-        return GramSums(np.asarray(squares[n - 1 - np.arange(b)]), float((_sum_of_means(folded, b) ** 2).sum()))
+        # Σ_{s < N−i} f[s]²: all means have the first N − b + 1 in common.
+        last = np.concatenate(([sum_of_squares(folded[: n - b + 1])], folded[n - b + 1 :] ** 2))
+        return GramSums(np.cumsum(last)[::-1].copy(), sum_of_squares(_sum_of_means(folded, b)))
     diagonal, total = np.zeros(b), 0.0
     for _, block in mean_rows(strategy, allocation):
         budget.check()
@@ -55,59 +62,76 @@ def _sum_of_means(folded: Array, b: int) -> Array:
     """Σ_i m_i: sums of f over windows of b, made of sums of positive numbers only."""
     n = len(folded)
     epochs = -(-n // b)
-    rows = np.zeros((epochs, b))
-    rows.reshape(-1)[:n] = folded
-    sums = np.cumsum(rows, axis=1)
-    sums[1:, :-1] += np.cumsum(rows[:-1, :0:-1], axis=1)[:, ::-1]
-    return np.asarray(sums.reshape(-1)[:n])
+    sums = np.zeros(epochs * b)
+    sums[:n] = folded
+    rows = sums.reshape(epochs, b)
+    few = max(1, _PIECE // b)
+    for stop in range(epochs, 0, -few):  # from the end: each epoch needs the one before it as it was
+        start = max(0, stop - few)
+        before = rows[max(0, start - 1) : stop - 1, :0:-1].cumsum(axis=1)[:, ::-1]
+        np.cumsum(rows[start:stop], axis=1, out=rows[start:stop])
+        rows[stop - len(before) : stop, :-1] += before
+    return sums[:n]
 
 
 def _correlation(first: Array, second: Array, lags: int) -> tuple[Array, float]:
-    """Σ_s first[s]·second[s + d] for d < lags, and a bound on the error of each.
+    """Σ_s first[s]·second[s + d] for d < lags, and a bound on the error of each; `first` in pieces, to save memory.
 
-    The transforms are wrong by t = 8u·log₂ n relative to their ℓ² norms; an entry of a product by the product of the
-    norms, and one of the inverse transform by its norm.
+    The transforms of a piece and of the part of `second` that it meets are wrong by t = 8u·log₂ n relative to their ℓ²
+    norms; an entry of their product by 2t of the product of the norms, which add up to less than 3t·‖first‖·‖second‖
+    (Cauchy and Schwarz; no entry of `second` is met more than twice); an entry of the inverse transform by t of its
+    norm. Adding m spectra up adds 2mu·‖first‖·‖second‖.
     """
     from scipy import fft
 
-    # Negative lags, down to 1 − len(first), may fold onto each other, but not onto those asked for.
-    n = fft.next_fast_len(max(len(second), len(first) + lags), real=True)
-    spectrum = np.conj(fft.rfft(first, n))
-    spectrum *= fft.rfft(second, n) if second is not first else np.conj(spectrum)
-    values = fft.irfft(spectrum, n)
-    norm = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
-    error = _FFT_ERROR * math.log2(n) * (4 * norm + 2 * math.sqrt(float((values**2).sum())))
+    piece = min(len(first), max(lags, _PIECE))
+    n = fft.next_fast_len(piece + lags - 1, real=True)
+    pieces = -(-len(first) // piece)
+    budget.require(
+        40.0 * n + 24.0 * len(second), f"lag products of {len(second)} iterations", "batches_per_epoch or epochs"
+    )
+    total = np.zeros(n // 2 + 1, dtype=np.complex128)
+    for start in range(0, len(first), piece):
+        budget.check()
+        spectrum = np.conj(fft.rfft(first[start : start + piece], n))
+        spectrum *= fft.rfft(second[start : start + piece + lags - 1], n)
+        total += spectrum
+    values = fft.irfft(total, n)
+    norm = math.sqrt(sum_of_squares(first) * sum_of_squares(second))
+    transform = _FFT_ERROR * math.log2(max(n, 2))
+    error = (6 * transform + 4 * pieces * _UNIT) * norm + 2 * transform * math.sqrt(sum_of_squares(values))
     return np.asarray(values[:lags]), error
 
 
 def toeplitz_lags(strategy: ToeplitzStrategy, allocation: BallsInBins) -> Array:
     """For each d < b a number that no G[i, i+d] exceeds, a relative 10⁻¹³ of G[0, 0] above the largest at most.
 
-    **Formal guarantees.** The first entry of each diagonal is its largest. The error bound of the transforms is added.
-    Where that would hide a decay, a second bound is smaller: f ≤ H in every epoch, H its entrywise largest row, and two
-    indices at a cyclic distance D are not both below D, so the lag products are at most 2k·max_{j≥D} H_j·Σ H.
+    **Formal guarantees.** The first entry of each diagonal is its largest. The error bound of the transforms is added,
+    and the relative error of the products of two sums of k numbers. Where these would hide a decay, a second bound is
+    smaller: f ≤ H in every epoch, H its entrywise largest row, and two indices at a cyclic distance D are not both
+    below D, so the lag products are at most 2k·max_{j≥D} H_j·Σ H.
     """
     b, k = allocation.batches_per_epoch, allocation.epochs
     folded = folded_column(strategy, allocation)
     values, error = _correlation(folded, folded, b)
-    padded = np.zeros(k * b)
-    padded[: len(folded)] = folded
-    envelope = padded.reshape(k, b).max(axis=0)
+    whole = len(folded) // b
+    envelope = folded[: whole * b].reshape(whole, b).max(axis=0)
+    rest = folded[whole * b :]
+    envelope[: len(rest)] = np.maximum(envelope[: len(rest)], rest)
     later = np.maximum.accumulate(envelope[::-1])[::-1]
     d = np.arange(b)
     distance = np.minimum(d, b - d) if k > 1 else d
     decay = 2 * k * later[distance] * float(envelope.sum()) * (1 + (b + 8) * 2 * _UNIT)
-    lags = np.minimum(np.maximum(values, 0.0) + error, decay)
-    lags[0] = max(float(values[0]) + error, float(lags[1:].max(initial=0.0)))
-    return lags
+    lags = np.minimum(np.maximum(values, 0.0) + error, decay) * (1 + (2 * k + 4) * 2 * _UNIT)
+    lags[0] = max((float(values[0]) + error) * (1 + (2 * k + 4) * 2 * _UNIT), float(lags[1:].max(initial=0.0)))
+    return np.asarray(lags)
 
 
 def lower_sums(strategy: ToeplitzStrategy, allocation: BallsInBins) -> LowerSums:
     """**Formal guarantees.** Row i of G sums to ⟨m_i, Σ m_j⟩; the least entry of each diagonal is its last. The error
-    bound of the transforms is taken off."""
+    bound of the transforms is taken off; the relative error of the products is left to the caller."""
     n, b = allocation.iterations, allocation.batches_per_epoch
     folded = folded_column(strategy, allocation)
     rows, error = _correlation(folded, _sum_of_means(folded, b), b)
-    budget.check()
     last, last_error = _correlation(folded[: n - b + 1], folded, b)
     return LowerSums(np.maximum(rows - error, 0.0), max(0.0, float(last.min()) - last_error))

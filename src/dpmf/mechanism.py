@@ -11,7 +11,7 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.allocation import BallsInBins, folded_column, gram_matrix, mean_rows
-from dpmf.lag_products import GramSums, gram_sums, toeplitz_lags
+from dpmf.lag_products import GramSums, gram_sums, sum_of_squares, toeplitz_lags
 from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
 
 
@@ -62,7 +62,7 @@ class Mechanism:
     def sensitivity(self) -> float:
         """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
         if isinstance(self.strategy, ToeplitzStrategy):  # the first mean is the longest; no b × b matrix is needed
-            return math.sqrt(self._ordinary(float(np.sum(folded_column(self.strategy, self.allocation) ** 2))))
+            return math.sqrt(self._ordinary(sum_of_squares(folded_column(self.strategy, self.allocation))))
         return math.sqrt(self._ordinary(float(self.gram_sums.diagonal.max())))
 
     def _ordinary(self, largest: float) -> float:

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import linprog
 from scipy.special import gammaln
 
 from dpmf.accountants._moments import MomentTable
-from dpmf.allocation import folded_column
 from dpmf.kernels import announce_compilation
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array, ToeplitzStrategy
+from dpmf.strategies.base import Array
 
 MARGIN = 1e-12  # relative, beyond the rounding errors of weights, of their sums and of their quotients by σ²
 _FEW_LAGS = 400
@@ -31,18 +29,10 @@ _SMALL_SHARE = 1e-5  # of the variance: smaller weights are not worth a level
 def lag_majorant(mechanism: Mechanism) -> Array:
     """At least max G over all pairs at cyclic distance d, for d = 0..⌊b/2⌋, not increasing in d.
 
-    **Formal guarantees.** G[i, i + d] of a Toeplitz strategy is a sum of N − i − d non-negative products, so the
-    largest is at i = 0: the autocorrelation of the first mean, by FFT, with its rounding error added. Otherwise the
-    maxima of the diagonals of G. The rounding error of G is added as well.
+    **Formal guarantees.** `Mechanism.lags` are at least the maxima of the diagonals of G; at cyclic distance d are the
+    diagonals d and b − d. Running maxima from the far end only raise.
     """
-    b, n = mechanism.allocation.batches_per_epoch, mechanism.allocation.iterations
-    if isinstance(mechanism.strategy, ToeplitzStrategy):
-        column = folded_column(mechanism.strategy, mechanism.allocation)
-        size = next_fast_len(n + b, real=True)
-        line = irfft(np.abs(rfft(column, size)) ** 2, size)[:b]
-        line = np.maximum(line, 0.0) + 2.0**-52 * (2 * n + 64 + 32 * math.log2(size)) * float((column**2).sum())
-    else:
-        line = np.array([np.diagonal(mechanism.gram, d).max() for d in range(b)]) * (1 + (2 * n + 4) * 2.0**-52)
+    b, line = mechanism.allocation.batches_per_epoch, mechanism.lags
     wrapped = np.concatenate((line[:1], line[:0:-1]))
     lags = np.maximum(line, wrapped)[: b // 2 + 1]
     return np.asarray(np.maximum.accumulate(lags[::-1])[::-1])

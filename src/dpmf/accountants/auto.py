@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dpmf import budget, validation
+from dpmf import budget, progress, validation
 from dpmf.accountants import lower
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant, labelled
 from dpmf.accountants.best import suited
@@ -68,6 +68,7 @@ class _Stages:
         for place, options in enumerate(self._options):
             budget.check()
             if place == len(self._prepared):
+                progress.say(f"preparing {options.name}")
                 self._prepared.append(options.prepare(self._mechanism))
             yield self._prepared[place]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from dpmf import budget
+from dpmf import budget, progress
 from dpmf.mechanism import Mechanism
 from dpmf.search import least_noise
 
@@ -137,6 +137,7 @@ class Portfolio(PreparedAccountant):
         for member in self._members:
             try:
                 budget.check()
+                progress.say(member.name)
                 found.append(labelled(ask(member), member, self))
             except budget.OutOfTime:
                 if not found:
@@ -156,6 +157,7 @@ class Portfolio(PreparedAccountant):
         best: Evaluation | None = None
         for member in self.members():
             try:
+                progress.say(f"{member.name}, {direction}")
                 if best is not None:
                     # A member that cannot improve on the best so far costs one evaluation.
                     challenged = best.value * (1 - 1e-4)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
-from dpmf import budget, validation
+from dpmf import budget, progress, validation
 from dpmf.accountants._lattice_weights import UNIT
 from dpmf.accountants._lognormal_sum import LognormalSum
 from dpmf.accountants.base import RELATIONS, Direction, directions_of
@@ -137,6 +137,7 @@ def _largest_in_time(
     try:
         bounds = LowerBounds.of(target)
         if question not in bounds.answers:
+            progress.say("lower bound")
             search(bounds, noted.append)
             bounds.answers[question] = max(noted)
         return bounds.answers[question]

@@ -190,7 +190,12 @@ def working(what: str = "working") -> Iterator[None]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(f"{what} ..."):
+    from dpmf import progress
+
+    with (
+        Console(stderr=True).status(f"{what} ...") as status,
+        progress.listening(lambda stage: status.update(f"{what}: {stage} ...")),
+    ):
         yield
 
 
