@@ -45,6 +45,7 @@ _MOST_SHARED = {"tilted": 150, "puts": 600, "calls": 600}
 _GROUP = 0.5  # ε that strikes of one pass may differ by
 _NOISE = 0.02  # part of a value that the allowance for rounding may be
 _LEAST_DELTA = 1e-15  # smaller values need not be close
+_PROFILE_FLOOR = 1e-13  # in a profile, what is below this at one ε is not refined at larger ones
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class _PreparedChain(PreparedAccountant):
         """δ at a few neighbouring ε, where `above` is a bound for a smaller ε."""
         plain = [self._plain.delta_one_way(noise_multiplier, epsilon, direction).value for epsilon in epsilons]
         above = min(above, plain[0])
-        if above <= _LEAST_DELTA:
+        if above <= _PROFILE_FLOOR:
             return [above] * len(epsilons)
         shared: list[float | None] = [None] * len(epsilons)
         if self._applies(noise_multiplier, epsilons[-1]):
@@ -200,7 +201,7 @@ class _PreparedChain(PreparedAccountant):
             shared = self._options_together(model, np.array(epsilons), 1 if direction == "remove" else -1, above)
         found = []
         for epsilon, value, least in zip(epsilons, shared, plain, strict=True):
-            if value is None and above > _LEAST_DELTA:
+            if value is None and above > _PROFILE_FLOOR:
                 value = self.delta_one_way(noise_multiplier, epsilon, direction).value
             above = min(above, least, above if value is None else value)
             found.append(above)
