@@ -17,7 +17,7 @@ from test_soundness_renyi import log_uniform, mechanisms, random_settings
 
 import dpmf
 from dpmf import strategies
-from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi, _tree
 from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant, levels_of
 from dpmf.accountants._tree_law import Fineness, GridLaw, TooManyNodesError, lognormal, one, tree_law
@@ -228,6 +228,21 @@ def test_lag_majorants_are_the_largest_entries(strategy, epochs: int, batches: i
     largest = np.array([mechanism.gram[i, (i + d) % batches].max() for d in range(batches // 2 + 1)])
     assert np.all(lags >= largest)
     np.testing.assert_allclose(lags, np.maximum.accumulate(largest[::-1])[::-1], rtol=1e-10, atol=1e-10 * lags[0])
+
+
+def test_lags_in_groups_are_dominated_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lags = lag_majorant(Mechanism(strategies.bisr(8), BallsInBins(4, 3000)))
+    single = dominating_tree(lags, 3000, 3, 0.0)
+    monkeypatch.setattr(_tree, "_ALL_LAGS", 100)
+    monkeypatch.setattr(_tree, "_GROUP", 0.01)
+    grouped = dominating_tree(lags, 3000, 3, 0.0)
+    assert np.all(grouped.lags(np.arange(len(lags))) >= lags)
+    assert single.mean_entry() <= grouped.mean_entry() <= 1.02 * single.mean_entry()
+    far, largest, number = _tree._in_groups(lags, 3000)
+    assert number.sum() == 3000
+    assert far[-1] == 1500
+    assert np.all(largest >= lags[far])
+    assert len(far) < len(lags)
 
 
 def test_a_tree_is_fitted_closely_where_lags_are_convex() -> None:
