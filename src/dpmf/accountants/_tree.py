@@ -115,7 +115,7 @@ class Tree:
 
     def cost(self, lags: Array, emphasis: float) -> float:
         """Σ over the ring of e^(emphasis·g_d/g_0)·c_d, g = lags, relative to that of g itself."""
-        d, largest, number = _in_groups(lags, self.b)
+        d, largest, number = in_groups(lags, self.b)
         weight = number * np.exp(emphasis * (largest / lags[0] - 1))
         return float(weight @ self.lags(d)) / float(weight @ largest)
 
@@ -155,7 +155,7 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
     distances are in groups, c at the far end of each is at least the lag at its near end; neither increases with d.
     """
     levels = levels_of(b, first)
-    d, largest, number = _in_groups(lags, b)
+    d, largest, number = in_groups(lags, b)
     target = largest / lags[0] * (1 + MARGIN)
     table = np.stack([level.together(d, b) for level in levels], axis=1)
     cost = (number * np.exp(emphasis * (target - 1))) @ table
@@ -175,10 +175,10 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
         if len(worst) == 0:
             break
         chosen = np.union1d(chosen, worst)
-    return _raised(Tree(b, first, tuple(levels), _merged(weights)), d, target).scaled(float(lags[0]))
+    return _raised(Tree(b, first, tuple(levels), merged(weights)), d, target).scaled(float(lags[0]))
 
 
-def _in_groups(lags: Array, b: int) -> tuple[np.ndarray, Array, Array]:
+def in_groups(lags: Array, b: int) -> tuple[np.ndarray, Array, Array]:
     """Groups of distances: the far end of each, its largest lag (at the near end), how many pairs of an index it has.
 
     Every distance is a group up to some thousands; beyond, groups are narrow beside the distance. On a ring all
@@ -193,7 +193,7 @@ def _in_groups(lags: Array, b: int) -> tuple[np.ndarray, Array, Array]:
     return np.append(begin[1:] - 1, d[-1]), lags[begin], np.add.reduceat(number, begin)
 
 
-def _merged(weights: Array) -> Array:
+def merged(weights: Array) -> Array:
     """Small weights go to the next larger blocks: that only raises covariances."""
     out = weights.copy()
     for level in range(len(out) - 1, 0, -1):

@@ -8,6 +8,7 @@ so relative accuracy holds however small the answer is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -132,6 +133,27 @@ class GridLaw:
         weights[0] += float((self.weights[:bottom] * share).sum())
         zero = self.zero + float((self.weights[:bottom] * (1 - share)).sum())
         return GridLaw(self.step, self.first + bottom, weights, zero, rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Nodes with their weights, the weight at 0, and the moments 0..3 of the rest: what a payoff is integrated over."""
+
+    nodes: Array
+    weights: Array
+    zero: float
+    rest: Array
+
+    @classmethod
+    def average(cls, laws: Sequence[GridLaw]) -> Measure:
+        """Of several laws: it stands, as they do, for a variable that has one of them at random."""
+        n = len(laws)
+        return cls(
+            np.concatenate([law.nodes for law in laws]),
+            np.concatenate([law.weights for law in laws]) / n,
+            sum(law.zero for law in laws) / n,
+            np.sum([law.rest for law in laws], axis=0) / n,
+        )
 
 
 def one(step: float) -> GridLaw:
