@@ -40,9 +40,9 @@ _RENYI_WORK = 1e8
 _FIRSTS = (2, 3, 5, 7, 9, 11, 13, 15)
 _FITS = ((0.0, 0.0), (3.0, 0.0), (0.0, 0.01), (3.0, 0.1), (3.0, 0.2))  # emphasis, least share of the whole ring
 _FEW_TREES = 5000  # batches beyond which a tree takes seconds
-_PAIR, _PAIR_SHARES = (2, 3), (0.0, 0.01)  # block lengths b/2, b/4, ... and b/3, b/6, ...; shares of the whole ring
+_PAIR = (2, 3)  # block lengths b/2, b/4, ... and b/3, b/6, ...
+_PAIR_FITS = ((0.0, 0.0), (0.0, 0.01), (3.0, 0.01))
 _LEAST_PAIRED = 16
-_CLOSER = 0.985  # of a single tree's cost, for a pair to be worth its time
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Cascade(Accountant):
         b = mechanism.allocation.batches_per_epoch
         lags = lag_majorant(mechanism)
         trees = _promising_trees(lags, b)
-        averages = [*((tree,) for tree in trees), *_promising_pairs(lags, b, min(t.cost(lags, 0.0) for t in trees))]
+        averages = [*((tree,) for tree in trees), *_promising_pairs(lags, b, trees)]
         members: list[PreparedAccountant] = [_Cubic(mechanism, self, average) for average in averages]
         best = min(trees, key=lambda tree: tree.mean_entry())
         table = TreeMoments(best)
@@ -106,14 +106,15 @@ def _promising_trees(lags: Array, b: int) -> list[Tree]:
     return found
 
 
-def _promising_pairs(lags: Array, b: int, single: float) -> list[tuple[Tree, ...]]:
+def _promising_pairs(lags: Array, b: int, trees: list[Tree]) -> list[tuple[Tree, ...]]:
     """Averages over two trees, where they come closer than one tree does."""
     found: list[tuple[Tree, ...]] = []
     if not _LEAST_PAIRED <= b <= _FEW_TREES:
         return found
-    for shared in _PAIR_SHARES:
-        pair = dominating_pair(lags, b, _PAIR, 0.0, shared)
-        if pair is not None and sum(tree.cost(lags, 0.0) for tree in pair) / 2 < _CLOSER * single:
+    for emphasis, shared in _PAIR_FITS:
+        pair = dominating_pair(lags, b, _PAIR, emphasis, shared)
+        single = min(tree.cost(lags, emphasis) for tree in trees)
+        if pair is not None and sum(tree.cost(lags, emphasis) for tree in pair) / 2 < single:
             found.append(pair)
     return found
 
