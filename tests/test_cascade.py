@@ -17,11 +17,12 @@ from test_soundness_renyi import log_uniform, mechanisms, random_settings
 
 import dpmf
 from dpmf import strategies
-from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi, _tree
 from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant, levels_of
 from dpmf.accountants._tree_law import Fineness, GridLaw, TooManyNodesError, lognormal, one, tree_law
-from dpmf.accountants.cascade import _cubic_bound, _smoothed_bound
+from dpmf.accountants._tree_pairs import dominating_pair
+from dpmf.accountants.cascade import _Cubic, _cubic_bound, _smoothed_bound
 from dpmf.allocation import BallsInBins
 from dpmf.kernels.cascade import add_on_geometric_grid
 from dpmf.mechanism import Mechanism
@@ -228,6 +229,62 @@ def test_lag_majorants_are_the_largest_entries(strategy, epochs: int, batches: i
     largest = np.array([mechanism.gram[i, (i + d) % batches].max() for d in range(batches // 2 + 1)])
     assert np.all(lags >= largest)
     np.testing.assert_allclose(lags, np.maximum.accumulate(largest[::-1])[::-1], rtol=1e-10, atol=1e-10 * lags[0])
+
+
+def test_lags_in_groups_are_dominated_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lags = lag_majorant(Mechanism(strategies.bisr(8), BallsInBins(4, 3000)))
+    single = dominating_tree(lags, 3000, 3, 0.0)
+    monkeypatch.setattr(_tree, "_ALL_LAGS", 100)
+    monkeypatch.setattr(_tree, "_GROUP", 0.01)
+    grouped = dominating_tree(lags, 3000, 3, 0.0)
+    assert np.all(grouped.lags(np.arange(len(lags))) >= lags)
+    assert single.mean_entry() <= grouped.mean_entry() <= 1.02 * single.mean_entry()
+    far, largest, number = _tree.in_groups(lags, 3000)
+    assert number.sum() == 3000
+    assert far[-1] == 1500
+    assert np.all(largest >= lags[far])
+    assert len(far) < len(lags)
+
+
+@random_settings(40)
+@given(mechanisms(most_bins=14), st.sampled_from([0.0, 0.01, 0.2]), st.sampled_from([(2, 3), (3, 2), (2, 5)]))
+def test_averages_over_two_trees_are_above_every_gram_matrix(
+    mechanism: Mechanism, shared: float, firsts: tuple[int, int]
+) -> None:
+    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    pair = dominating_pair(lag_majorant(mechanism), b, firsts, 0.0, shared)
+    if pair is None:
+        return
+    average = np.mean([rotations(tree.covariance()).mean(axis=0) for tree in pair], axis=0)
+    assert np.all(average >= oracles.gram(mechanism.strategy.matrix(n), b) * (1 - 1e-14))
+    assert pair[0].weights[0] == pair[1].weights[0] >= shared * mechanism.gram.max() * (1 - 1e-9)
+    assert all(np.all(tree.weights >= 0) for tree in pair)
+
+
+@random_settings(12)
+@given(mechanisms(most_bins=3), log_uniform(0.5, 5), log_uniform(0.05, 4), st.sampled_from([0.0, 0.1]))
+def test_bounds_of_two_trees_are_not_below_quadrature(
+    mechanism: Mechanism, sigma: float, epsilon: float, shared: float
+) -> None:
+    b = mechanism.allocation.batches_per_epoch
+    pair = dominating_pair(lag_majorant(mechanism), b, (2, 3), 0.0, shared)
+    exact = oracles.delta(mechanism.gram / sigma**2, epsilon, "remove")
+    if pair is not None and exact > 1e-14:
+        found = _Cubic(mechanism, Cascade(), pair).delta_one_way(sigma, epsilon, "remove").value
+        assert found >= exact * (1 - 1e-6)
+
+
+def test_two_trees_dominate_smooth_lags_more_closely() -> None:
+    mechanism = Mechanism(strategies.bisr(16), BallsInBins(5, 200))
+    lags = lag_majorant(mechanism)
+    pair = dominating_pair(lags, 200, (2, 3), 0.0, 0.0)
+    assert pair is not None
+    single = min(dominating_tree(lags, 200, first, 0.0).cost(lags, 0.0) for first in (2, 3))
+    assert sum(tree.cost(lags, 0.0) for tree in pair) / 2 < 1.03 < 1.06 < single
+    target = {"target_epsilon": 0.25, "target_delta": 1e-5, "direction": "remove", "accountant": "cascade"}
+    found = dpmf.calibrate(mechanism, **target)
+    assert found.details["remove"]["trees"] == 2
+    assert 14.3 < found.noise_multiplier < 15.0  # the sampled truth is 14.42 ± 0.02
 
 
 def test_a_tree_is_fitted_closely_where_lags_are_convex() -> None:

@@ -23,6 +23,8 @@ from dpmf.strategies.base import Array
 
 MARGIN = 1e-12  # relative, beyond the rounding errors of weights, of their sums and of their quotients by σ²
 _FEW_LAGS = 400
+_ALL_LAGS = 2**16  # distances up to which each is looked at
+_GROUP = 1e-4  # of the distance: how wide groups are beyond
 _SMALL_SHARE = 1e-5  # of the variance: smaller weights are not worth a level
 
 
@@ -113,9 +115,9 @@ class Tree:
 
     def cost(self, lags: Array, emphasis: float) -> float:
         """Σ over the ring of e^(emphasis·g_d/g_0)·c_d, g = lags, relative to that of g itself."""
-        d = np.arange(len(lags))
-        weight = _importance(lags / lags[0], self.b, emphasis)
-        return float(weight @ self.lags(d)) / float(weight @ lags)
+        d, largest, number = in_groups(lags, self.b)
+        weight = number * np.exp(emphasis * (largest / lags[0] - 1))
+        return float(weight @ self.lags(d)) / float(weight @ largest)
 
     def covariance(self) -> Array:
         """The b × b matrix S of one rotation; for tests and small b."""
@@ -149,15 +151,17 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
     At least the share `shared` of g_0 is given to the whole ring.
 
     **Formal guarantees.** A linear program on some of the lags, to which those that it violates are added; the weights
-    are then raised until c_d ≥ lags_d·(1 + 10⁻¹²) at every lag, computed from the very numbers that are returned.
+    are then raised until c_d ≥ lags_d·(1 + 10⁻¹²) at every lag, computed from the very numbers that are returned. Where
+    distances are in groups, c at the far end of each is at least the lag at its near end; neither increases with d.
     """
     levels = levels_of(b, first)
-    target = lags / lags[0] * (1 + MARGIN)
-    d = np.arange(len(lags))
+    d, largest, number = in_groups(lags, b)
+    target = largest / lags[0] * (1 + MARGIN)
     table = np.stack([level.together(d, b) for level in levels], axis=1)
-    cost = _importance(target, b, emphasis) @ table
+    cost = (number * np.exp(emphasis * (target - 1))) @ table
     cost /= cost.max()
-    chosen = np.unique(np.concatenate((d[:64], np.geomspace(1, len(d), _FEW_LAGS).astype(np.int64) - 1)))
+    few = np.geomspace(1, len(d), _FEW_LAGS).astype(np.int64) - 1
+    chosen = np.unique(np.concatenate((np.arange(min(64, len(d))), few)))
     weights = np.eye(len(levels))[0] * target.max()
     bounds = [(shared, None)] + [(0.0, None)] * (len(levels) - 1)
     for _ in range(8):
@@ -171,16 +175,25 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
         if len(worst) == 0:
             break
         chosen = np.union1d(chosen, worst)
-    return _raised(Tree(b, first, tuple(levels), _merged(weights)), target).scaled(float(lags[0]))
+    return _raised(Tree(b, first, tuple(levels), merged(weights)), d, target).scaled(float(lags[0]))
 
 
-def _importance(shape: Array, b: int, emphasis: float) -> Array:
-    """What an overshoot at each distance costs, roughly; every distance but 0 and b/2 occurs twice on the ring."""
-    d = np.arange(len(shape))
-    return np.where((d == 0) | (2 * d == b), 1.0, 2.0) * np.exp(emphasis * (shape - 1))
+def in_groups(lags: Array, b: int) -> tuple[np.ndarray, Array, Array]:
+    """Groups of distances: the far end of each, its largest lag (at the near end), how many pairs of an index it has.
+
+    Every distance is a group up to some thousands; beyond, groups are narrow beside the distance. On a ring all
+    distances but 0 and b/2 occur twice.
+    """
+    d = np.arange(len(lags))
+    number = np.where((d == 0) | (2 * d == b), 1.0, 2.0)
+    if len(lags) <= _ALL_LAGS:
+        return d, lags, number
+    far = np.geomspace(_ALL_LAGS, len(lags), math.ceil(math.log(len(lags) / _ALL_LAGS) / _GROUP) + 2)[:-1]
+    begin = np.unique(np.concatenate((d[:_ALL_LAGS], far.astype(np.int64))))
+    return np.append(begin[1:] - 1, d[-1]), lags[begin], np.add.reduceat(number, begin)
 
 
-def _merged(weights: Array) -> Array:
+def merged(weights: Array) -> Array:
     """Small weights go to the next larger blocks: that only raises covariances."""
     out = weights.copy()
     for level in range(len(out) - 1, 0, -1):
@@ -190,8 +203,7 @@ def _merged(weights: Array) -> Array:
     return out
 
 
-def _raised(tree: Tree, target: Array) -> Tree:
-    d = np.arange(len(target))
+def _raised(tree: Tree, d: np.ndarray, target: Array) -> Tree:
     have = tree.lags(d)
     constant = tree.weights.copy()
     constant[0] += max(0.0, float((target - have).max())) * (1 + MARGIN)

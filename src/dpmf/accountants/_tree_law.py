@@ -8,6 +8,7 @@ so relative accuracy holds however small the answer is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -26,6 +27,7 @@ _PANEL = 0.2
 _LOWEST = -8.0  # standard deviations below which a log-normal is split between its lowest node and 0
 _NARROW = 41.0
 _MOST_NODES = 6000
+_FEW_LAGS = 2000
 _BINOMIALS = ((1,), (1, 1), (1, 2, 1), (1, 3, 3, 1))
 
 
@@ -133,6 +135,27 @@ class GridLaw:
         return GridLaw(self.step, self.first + bottom, weights, zero, rest)
 
 
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Nodes with their weights, the weight at 0, and the moments 0..3 of the rest: what a payoff is integrated over."""
+
+    nodes: Array
+    weights: Array
+    zero: float
+    rest: Array
+
+    @classmethod
+    def average(cls, laws: Sequence[GridLaw]) -> Measure:
+        """Of several laws: it stands, as they do, for a variable that has one of them at random."""
+        n = len(laws)
+        return cls(
+            np.concatenate([law.nodes for law in laws]),
+            np.concatenate([law.weights for law in laws]) / n,
+            sum(law.zero for law in laws) / n,
+            np.sum([law.rest for law in laws], axis=0) / n,
+        )
+
+
 def one(step: float) -> GridLaw:
     """X = 1."""
     return GridLaw(step, 0, np.ones(1), 0.0, np.zeros(4))
@@ -219,10 +242,14 @@ def tree_law(tree: Tree, fineness: Fineness) -> GridLaw:
 class _TreeLaw:
     def __init__(self, tree: Tree, fineness: Fineness) -> None:
         self._tree, self._fineness = tree, fineness
-        lags = np.arange(tree.b // 2 + 1)
-        average = np.expm1(np.minimum(tree.lags(lags), 30.0))
         # The variance of A is about that of the average of rotations: the part near the money where ε is small.
-        spread = float((2 * average.sum() - average[0]) / tree.b)
+        lags = np.arange(tree.b // 2 + 1)
+        if len(lags) > _FEW_LAGS:
+            lags = np.unique(np.concatenate(([0], np.geomspace(1, tree.b // 2, _FEW_LAGS).astype(np.int64))))
+        average = np.expm1(np.minimum(tree.lags(lags), 30.0))
+        ends = float(average[0] + average[-1]) / 2
+        total = float(((average[1:] + average[:-1]) / 2 * np.diff(lags)).sum()) + ends
+        spread = (2 * total - float(average[0])) / tree.b
         number = len(tree.levels)
         # Where one block takes all, its own logarithm must be resolved at every level; near the mean, the spreads of a
         # level average out over its blocks.

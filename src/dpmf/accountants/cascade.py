@@ -21,7 +21,8 @@ from dpmf import validation
 from dpmf.accountants._lattice_weights import FLOOR, UNIT
 from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant
-from dpmf.accountants._tree_law import Fineness, GridLaw, rounding_of, tree_law
+from dpmf.accountants._tree_law import Fineness, GridLaw, Measure, rounding_of, tree_law
+from dpmf.accountants._tree_pairs import dominating_pair
 from dpmf.accountants.base import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.accountants.renyi import AddOrders, MomentOrders, Renyi
 from dpmf.gaussian_loss import gaussian_delta, gaussian_loss_delta
@@ -39,6 +40,9 @@ _RENYI_WORK = 1e8
 _FIRSTS = (2, 3, 5, 7, 9, 11, 13, 15)
 _FITS = ((0.0, 0.0), (3.0, 0.0), (0.0, 0.01), (3.0, 0.1), (3.0, 0.2))  # emphasis, least share of the whole ring
 _FEW_TREES = 5000  # batches beyond which a tree takes seconds
+_PAIR = (2, 3)  # block lengths b/2, b/4, ... and b/3, b/6, ...
+_PAIR_FITS = ((0.0, 0.0), (0.0, 0.01), (3.0, 0.01))
+_LEAST_PAIRED = 16
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,16 @@ class Cascade(Accountant):
         least G in every entry (`lag_majorant`, `dominating_tree`). Both are Gram matrices, so E f(A) of G is at most
         that of the average for convex f (Kahane's inequality); the latter is at most the average of E f(A) over
         the rotations where f'', f''', f'''' ≥ 0 (E f(A) is convex in the Gram matrix), and a rotation only renames the
-        indices, so that is E f(A) of the tree. Its law and moments are computed from above (`GridLaw`, `TreeMoments`).
+        indices, so that is E f(A) of the tree. With two trees (`dominating_pair`) the average is over both, and so is
+        E f(A). Laws and moments of a tree are computed from above (`GridLaw`, `TreeMoments`).
         The add direction has closed forms only: (1 − γa)_+ is convex, but has no such third derivative. They are those
         of the average of rotations, which is at least G (Kahane's inequality again).
         """
         b = mechanism.allocation.batches_per_epoch
         lags = lag_majorant(mechanism)
         trees = _promising_trees(lags, b)
-        members: list[PreparedAccountant] = [_Cubic(mechanism, self, tree) for tree in trees]
+        averages = [*((tree,) for tree in trees), *_promising_pairs(lags, b, trees)]
+        members: list[PreparedAccountant] = [_Cubic(mechanism, self, average) for average in averages]
         best = min(trees, key=lambda tree: tree.mean_entry())
         table = TreeMoments(best)
         orders = Renyi().orders_within(table, _RENYI_WORK)
@@ -100,6 +106,19 @@ def _promising_trees(lags: Array, b: int) -> list[Tree]:
     return found
 
 
+def _promising_pairs(lags: Array, b: int, trees: list[Tree]) -> list[tuple[Tree, ...]]:
+    """Averages over two trees, where they come closer than one tree does."""
+    found: list[tuple[Tree, ...]] = []
+    if not _LEAST_PAIRED <= b <= _FEW_TREES:
+        return found
+    for emphasis, shared in _PAIR_FITS:
+        pair = dominating_pair(lags, b, _PAIR, emphasis, shared)
+        single = min(tree.cost(lags, emphasis) for tree in trees)
+        if pair is not None and sum(tree.cost(lags, emphasis) for tree in pair) / 2 < single:
+            found.append(pair)
+    return found
+
+
 class _RemoveOnly(PreparedAccountant):
     name = "cascade"
 
@@ -108,15 +127,18 @@ class _RemoveOnly(PreparedAccountant):
 
 
 class _Cubic(_RemoveOnly):
-    """The cubic bound of one tree."""
+    """The cubic bound of one tree, or of an average over several that have the same weight on the whole ring."""
 
-    def __init__(self, mechanism: Mechanism, options: Cascade, tree: Tree) -> None:
+    def __init__(self, mechanism: Mechanism, options: Cascade, trees: tuple[Tree, ...]) -> None:
         self.mechanism = mechanism
-        self._loss, self._tree = options.discretisation_loss, tree
-        shared, rest = tree.without_shared()
+        self._loss, self._trees = options.discretisation_loss, trees
+        self._b, self._variance = trees[0].b, max(tree.variance for tree in trees)
+        shared = float(trees[0].weights[0])
         # A factor shared by all, if it is not negligible, is integrated exactly instead of being part of the law.
-        self._shared, self._rest = (shared, rest) if shared > _LEAST_SHARED * tree.mean_entry() else (0.0, tree)
-        self._laws: OrderedDict[tuple[float, float], GridLaw] = OrderedDict()
+        self._shared, self._rest = 0.0, trees
+        if shared > _LEAST_SHARED * trees[0].mean_entry():
+            self._shared, self._rest = shared, tuple(tree.without_shared()[1] for tree in trees)
+        self._laws: OrderedDict[tuple[float, float], Measure] = OrderedDict()
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
         return self.delta_for_target(noise_multiplier, epsilon, 1e-6, direction)
@@ -132,7 +154,7 @@ class _Cubic(_RemoveOnly):
         With a shared factor, S = τ + S°, the rotations are those of S°, and the payoff is a `Majorant` of the call
         smoothed by that factor.
         """
-        variance = self._tree.variance / noise_multiplier**2
+        variance = self._variance / noise_multiplier**2
         inside = _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE and epsilon <= _LARGEST_EPSILON
         if direction == "add" or not inside:
             return Evaluation(1.0)
@@ -148,31 +170,31 @@ class _Cubic(_RemoveOnly):
                 law = self._law(noise_multiplier, 10.0**-decades)
                 if self._shared:
                     shared = self._shared / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
-                    value, cut, kappa = _smoothed_bound(law, self._tree.b, SmoothedCall(gamma * (1 - _SLIP), shared))
+                    value, cut, kappa = _smoothed_bound(law, self._b, SmoothedCall(gamma * (1 - _SLIP), shared))
                 else:
-                    value, cut, kappa = _cubic_bound(law, self._tree.b, gamma)
+                    value, cut, kappa = _cubic_bound(law, self._b, gamma)
                 if cut <= 0.02 * value or decades > _MOST_DECADES:
                     break
                 decades += max(4, decades // 8 * 4)
-        value = value * (1 + rounding_of(self._tree)) + FLOOR
+        value = value * (1 + rounding_of(self._trees[0])) + FLOOR
         if not value < plain:
             return Evaluation(plain)
-        return Evaluation(float(value), {"tree": self._tree.first, "threshold": kappa, "nodes": len(law.weights)})
+        return Evaluation(float(value), {"tree": self._trees[0].first, "trees": len(self._trees), "threshold": kappa})
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
 
-    def _law(self, noise_multiplier: float, spare: float) -> GridLaw:
+    def _law(self, noise_multiplier: float, spare: float) -> Measure:
         key = (noise_multiplier, spare)
         if key not in self._laws:
-            tree = self._rest.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT))
-            self._laws[key] = tree_law(tree, Fineness(self._loss, spare))
+            trees = [tree.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)) for tree in self._rest]
+            self._laws[key] = Measure.average([tree_law(tree, Fineness(self._loss, spare)) for tree in trees])
             if len(self._laws) > _LAWS_KEPT:
                 self._laws.popitem(last=False)
         return self._laws[key]
 
 
-def _cubic_bound(law: GridLaw, b: int, gamma: float) -> tuple[float, float, float]:
+def _cubic_bound(law: GridLaw | Measure, b: int, gamma: float) -> tuple[float, float, float]:
     """The least 4/27·(γ − κ)⁻²·E((A − κ)_+)³ over κ < γ found, how much of it is from the rest, and κ."""
     a = law.nodes / b * (1 + _SLIP)
     gamma = gamma * (1 - _SLIP)
@@ -188,7 +210,7 @@ def _cubic_bound(law: GridLaw, b: int, gamma: float) -> tuple[float, float, floa
     return _least(parts, gamma, 1e-4 * gamma, 3 * gamma)
 
 
-def _smoothed_bound(law: GridLaw, b: int, call: SmoothedCall) -> tuple[float, float, float]:
+def _smoothed_bound(law: GridLaw | Measure, b: int, call: SmoothedCall) -> tuple[float, float, float]:
     """The least E of a majorant of the call found, how much of it is from the rest, and where its cubic starts."""
     a = law.nodes / b * (1 + _SLIP)
     scaled = law.rest / float(b) ** np.arange(4)
