@@ -16,6 +16,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.special import gammaln
 
+from dpmf import budget
 from dpmf.accountants._moments import MomentTable
 from dpmf.kernels import announce_compilation
 from dpmf.mechanism import Mechanism
@@ -154,6 +155,7 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
     levels = levels_of(b, first)
     target = lags / lags[0] * (1 + MARGIN)
     d = np.arange(len(lags))
+    budget.claim(32.0 * len(d) * len(levels))
     table = np.stack([level.together(d, b) for level in levels], axis=1)
     cost = _importance(target, b, emphasis) @ table
     cost /= cost.max()
@@ -161,6 +163,7 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
     weights = np.eye(len(levels))[0] * target.max()
     bounds = [(shared, None)] + [(0.0, None)] * (len(levels) - 1)
     for _ in range(8):
+        budget.check()
         found = linprog(cost, A_ub=-table[chosen], b_ub=-target[chosen], bounds=bounds, method="highs")
         if found.status != 0:
             break

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._lattice_weights import FLOOR, UNIT
 from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant
@@ -92,7 +92,12 @@ def _promising_trees(lags: Array, b: int) -> list[Tree]:
     """
     found: list[Tree] = []
     for emphasis, shared in _FITS:
-        fitted = [dominating_tree(lags, b, first, emphasis, shared) for first in _FIRSTS if first <= max(b, 2)]
+        try:
+            fitted = [dominating_tree(lags, b, first, emphasis, shared) for first in _FIRSTS if first <= max(b, 2)]
+        except budget.OutOfTime:
+            if not found:
+                raise
+            break
         kept = 3 if b <= _FEW_TREES and shared == 0.0 else 1
         for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[:kept]:
             if not any(t.first == tree.first and np.allclose(t.weights, tree.weights, rtol=1e-3) for t in found):
@@ -158,9 +163,6 @@ class _Cubic(_RemoveOnly):
         if not value < plain:
             return Evaluation(plain)
         return Evaluation(float(value), {"tree": self._tree.first, "threshold": kappa, "nodes": len(law.weights)})
-
-    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
 
     def _law(self, noise_multiplier: float, spare: float) -> GridLaw:
         key = (noise_multiplier, spare)
