@@ -252,7 +252,7 @@ class PreparedMonteCarlo(PreparedAccountant):
         self.options = options
         self.mechanism = mechanism
         self.kind = "estimate" if options.failure_probability is None else "high-probability bound"
-        budget.claim(_GRAMS_HELD * 8.0 * mechanism.allocation.batches_per_epoch**2 + _HELD)
+        budget.claim(_GRAMS_HELD * 8.0 * len(mechanism.gram) ** 2 + _HELD)
         self._sampler = LossSampler(mechanism.gram, Backend(options.backend, options.device))
         self._stored: dict[Direction, tuple[float, Plan, list[Draws]]] = {}
 
