@@ -62,6 +62,7 @@ _LOWER_SHARE = 0.2  # of a time budget
 
 def _shares(time_budget: float | None, with_lower: bool) -> tuple[float | None, float | None]:
     """Seconds for the upper and for the lower bound."""
+    validation.flag("with_lower", with_lower)
     if time_budget is None:
         return None, None
     seconds = validation.positive("time_budget", time_budget)

@@ -47,6 +47,7 @@ class Cascade(Accountant):
 
     Attributes:
       discretisation_loss: the part of the noise multiplier that the grids may cost, roughly; steps follow its root.
+        More than 1 is as 1.
     """
 
     name: ClassVar[str] = "cascade"
@@ -117,7 +118,7 @@ class _Cubic(_RemoveOnly):
 
     def __init__(self, mechanism: Mechanism, options: Cascade, tree: Tree) -> None:
         self.mechanism = mechanism
-        self._loss, self._tree = options.discretisation_loss, tree
+        self._loss, self._tree = min(options.discretisation_loss, 1.0), tree
         shared, rest = tree.without_shared()
         # A factor shared by all, if it is not negligible, is integrated exactly instead of being part of the law.
         self._shared, self._rest = (shared, rest) if shared > _LEAST_SHARED * tree.mean_entry() else (0.0, tree)

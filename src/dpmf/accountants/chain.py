@@ -62,7 +62,8 @@ class Chain(Accountant):
     """Options of the chain accountant.
 
     Attributes:
-      discretisation_loss: the part of the noise multiplier that the spreads may cost; spacings follow its root.
+      discretisation_loss: the part of the noise multiplier that the spreads may cost; spacings follow its root. More
+        than 1 is as 1.
       max_frequencies: frequencies of one inversion at most; with fewer the bound gets looser, never wrong.
     """
 
@@ -152,7 +153,7 @@ class _PreparedChain(PreparedAccountant):
         self._plain = _Unamplified(mechanism, largest)
         self._options, self._family, self._model = options, family, model
         self._largest = float(model.variances().max())
-        self._resolution = Resolution().scaled(math.sqrt(options.discretisation_loss / 0.005))
+        self._resolution = Resolution().scaled(math.sqrt(min(options.discretisation_loss, 1.0) / 0.005))
         # What won last time a target was aimed at, and for which largest variance.
         self._routes: dict[tuple[int, float], tuple[Route, float]] = {}
 

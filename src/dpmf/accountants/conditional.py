@@ -57,8 +57,7 @@ class Conditional(Accountant):
         validation.choice("family", self.family, ("variational", "am-gm"))
         validation.integer("option", self.option, at_least=1, at_most=3)
         validation.probability("bad_event_share", self.bad_event_share)
-        if not isinstance(self.optimise_bad_event, bool):
-            raise validation.wrong("optimise_bad_event", "True or False", self.optimise_bad_event)
+        validation.flag("optimise_bad_event", self.optimise_bad_event)
         try:
             if isinstance(self.temperatures, str | bytes):  # whose elements would be taken for numbers
                 raise TypeError

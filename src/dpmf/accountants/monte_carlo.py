@@ -204,8 +204,7 @@ class MonteCarlo(Accountant):
             object.__setattr__(self, "failure_probability", p)
         validation.choice("backend", self.backend, BACKENDS)
         for option in ("importance", "progress"):
-            if not isinstance(getattr(self, option), bool):
-                raise validation.wrong(option, "True or False", getattr(self, option))
+            validation.flag(option, getattr(self, option))
         if self.device is not None and (self.backend == "numpy" or not isinstance(self.device, str)):
             requirement = "None for the numpy backend" if self.backend == "numpy" else "a string or None"
             raise ValueError(f"device must be {requirement}, got {self.device!r}")
