@@ -1,8 +1,8 @@
 """What is asked of every accountant about a problem, and whether the answers agree with the truth.
 
 Every question ends in one number: δ claimed. "delta" asks for it at ε; "epsilon" and "calibrate" ask for the ε or σ at
-which it is met, and the truth is taken there. "cut short" asks with a time budget that ends in the middle. Upper bounds
-must not be below the truth, lower ones not above it. Which accountants are asked, and how much, is in `plans`.
+which it is met, and the truth is taken there. "cut short" asks with a budget of time or memory that ends in the middle.
+Upper bounds must not be below the truth, lower ones not above it. Who is asked, and how much, is in `plans`.
 """
 
 from __future__ import annotations
@@ -110,8 +110,10 @@ class _Asker:
         if rng.random() < plan.profile:
             yield from self._profile(prepared, DIRECTIONS[int(rng.integers(2))])
         if rng.random() < plan.cut_short:
-            way, steps = DIRECTIONS[int(rng.integers(2))], float(np.exp(rng.uniform(0, math.log(300))))
-            yield self._cut_short(accountant, epsilons[0], way, steps)
+            way = DIRECTIONS[int(rng.integers(2))]
+            steps, size = float(np.exp(rng.uniform(0, math.log(300)))), float(np.exp(rng.uniform(0, math.log(1e7))))
+            limit = {"time_budget": steps} if rng.random() < 0.6 else {"memory_budget": size}
+            yield self._cut_short(accountant, epsilons[0], way, **limit)
 
     def _delta(self, prepared: PreparedAccountant, epsilon: float, way: Any, target: float | None) -> Finding:
         def ask() -> float:
@@ -123,7 +125,7 @@ class _Asker:
         return Finding(prepared.name, "delta", way, epsilon, claim, self.truth(epsilon, way), problem)
 
     def _ask_delta(
-        self, accountant: Accountant | PreparedAccountant, epsilon: float, way: str, time_budget: float | None = None
+        self, accountant: Accountant | PreparedAccountant, epsilon: float, way: str, **limits: float
     ) -> float:
         return dpmf.delta(
             self.problem.mechanism,
@@ -131,13 +133,13 @@ class _Asker:
             epsilon=epsilon,
             accountant=accountant,
             direction=way,
-            time_budget=time_budget,
+            **limits,
         ).delta
 
-    def _cut_short(self, accountant: Accountant, epsilon: float, way: str, steps: float) -> Finding:
-        """δ by an accountant that prepares itself within the budget, which so many looks at the clock use up."""
+    def _cut_short(self, accountant: Accountant, epsilon: float, way: str, **limits: float) -> Finding:
+        """δ by an accountant that prepares itself within a budget: so many looks at the clock, or so many bytes."""
         with looks():
-            claim, problem = _guarded(lambda: self._ask_delta(accountant, epsilon, way, steps))
+            claim, problem = _guarded(lambda: self._ask_delta(accountant, epsilon, way, **limits))
         return Finding(accountant.name, "cut short", way, epsilon, claim, self.truth(epsilon, way), problem)
 
     def _epsilon(self, prepared: PreparedAccountant, delta: float, way: str) -> Finding:

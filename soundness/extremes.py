@@ -17,7 +17,7 @@ import numpy as np
 
 import dpmf
 from dpmf import BallsInBins, CalibrationError, Mechanism, strategies
-from dpmf.accountants import Chain, Conditional, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Auto, Best, Cascade, Chain, Conditional, Lattice, MonteCarlo, Renyi
 from soundness.truth import gaussian_delta
 
 PAGE = Path(__file__).parent.parent / "docs" / "extremes.md"
@@ -74,6 +74,11 @@ def _sigma(**changes: Any) -> float:
     return dpmf.calibrate(**arguments).noise_multiplier
 
 
+def _profile(**changes: Any) -> list[float]:
+    arguments = {"mechanism": small(), "noise_multiplier": 2.0, "epsilons": [1.0], "accountant": QUICK} | changes
+    return dpmf.profile(**arguments).deltas.tolist()
+
+
 def _matrix(entries: object) -> Mechanism:
     array = np.asarray(entries, dtype=float)
     return Mechanism(strategies.matrix(array), BallsInBins(1, len(array)))
@@ -93,11 +98,16 @@ def _reached(found: Any) -> bool:
 
 REFUSED = "refused, in one line that names it"
 ROWS: list[Row] = [
-    Row("epsilon", "NaN, ∞, below 0", REFUSED, lambda: _delta(epsilon=math.nan), "epsilon must be finite"),
+    Row("epsilon", "NaN", REFUSED, lambda: _delta(epsilon=math.nan), "epsilon must be finite"),
+    Row("epsilon", "∞", REFUSED, lambda: _delta(epsilon=math.inf), "epsilon must be finite"),
     Row("epsilon", "−10⁻³⁰⁰", REFUSED, lambda: _delta(epsilon=-1e-300), "epsilon must be non-negative"),
     Row("epsilon", "0", "δ(0), a bound on the total variation", lambda: _delta(epsilon=0.0), _between(1e-3, 1)),
     Row("epsilon", "5·10⁻³²⁴", "as 0", lambda: _delta(epsilon=5e-324), _close(lambda: _delta(epsilon=0.0), 1e-9)),
     Row("epsilon", "10³⁰⁰", "δ below 10⁻¹⁰⁰, not below 0", lambda: _delta(epsilon=1e300), _between(0, 1e-100)),
+    Row("epsilons", "none", REFUSED, lambda: _profile(epsilons=[]), "epsilons must be at least one number"),
+    Row("epsilons", "one of them below 0", REFUSED,
+        lambda: _profile(epsilons=[1.0, -1.0]), "epsilons must be non-negative"),
+    Row("epsilons", "0 only", "δ(0)", lambda: _profile(epsilons=[0.0])[0], _close(lambda: _delta(epsilon=0.0), 1e-9)),
     Row("target_epsilon", "0", REFUSED, lambda: _sigma(target_epsilon=0.0), "target_epsilon must be positive"),
     Row("target_epsilon", "10⁻⁶", "a large finite σ", lambda: _sigma(target_epsilon=1e-6), _between(1e3, 1e12)),
     Row("target_epsilon", "10⁶", "a small positive σ", lambda: _sigma(target_epsilon=1e6), _between(1e-5, 1e-1)),
@@ -154,8 +164,10 @@ ROWS: list[Row] = [
     Row("coefficients", "one", "DP-SGD",
         lambda: _delta(mechanism=Mechanism(strategies.coefficients([1.0]), BallsInBins(2, 3))),
         _close(lambda: _delta(mechanism=plain(2, 3)), 1e-9)),
-    Row("coefficients", "none, or 0 first", REFUSED,
+    Row("coefficients", "none", REFUSED, lambda: strategies.coefficients([]), "coefficients must be"),
+    Row("coefficients", "0 first", REFUSED,
         lambda: strategies.coefficients([0.0, 1.0]), "coefficients must start with"),
+    Row("buffers", "0", REFUSED, lambda: strategies.blt(0), "buffers must be at least 1"),
     Row("max_order", "1", REFUSED, lambda: Renyi(max_order=1), "max_order must be at least 2"),
     Row("max_order", "2", "a loose bound",
         lambda: _delta(accountant=Renyi(max_order=2)), lambda found: _delta() <= found <= 1),
@@ -164,27 +176,57 @@ ROWS: list[Row] = [
         lambda: _delta(accountant=Renyi(work_budget=1e-300)), lambda found: _delta() <= found <= 1),
     Row("work_budget", "10³⁰⁰", "as many orders as serve", lambda: _delta(accountant=Renyi(work_budget=1e300)),
         lambda found: 0 < found <= _delta() * (1 + 1e-9)),
-    Row("bad_event_share", "0 or 1", REFUSED,
-        lambda: Conditional(bad_event_share=1.0), "bad_event_share must be strictly"),
+    Row("bandwidth of `renyi`", "0", REFUSED, lambda: Renyi(bandwidth=0), "bandwidth must be at least 1"),
+    Row("bandwidth of `renyi`", "above b", "as b", lambda: _delta(accountant=Renyi(bandwidth=10**6, max_order=4)),
+        _close(lambda: _delta(accountant=Renyi(bandwidth=3, max_order=4)), 1e-9)),
+    Row("family", "an unknown name", REFUSED, lambda: Conditional(family="best"), "family must be one of"),
+    Row("option", "0", REFUSED, lambda: Conditional(option=0), "option must be at least 1"),
+    Row("option", "4", REFUSED, lambda: Conditional(option=4), "option must be at most 3"),
+    Row("optimise_bad_event", "neither True nor False", REFUSED,
+        lambda: Conditional(optimise_bad_event=1), "optimise_bad_event must be True or False"),
+    Row("bad_event_share", "0", REFUSED, lambda: Conditional(bad_event_share=0.0), "bad_event_share must be strictly"),
+    Row("bad_event_share", "1", REFUSED, lambda: Conditional(bad_event_share=1.0), "bad_event_share must be strictly"),
     Row("bad_event_share", "10⁻³⁰", "a looser bound", lambda: _delta(accountant=Conditional(bad_event_share=1e-30)),
         lambda found: _delta(accountant=Conditional()) * 0.9 <= found <= 1),
     Row("temperatures", "none", REFUSED, lambda: Conditional(temperatures=()), "temperatures must be at least one"),
     Row("temperatures", "10⁻³⁰⁰", "a bound, perhaps 1", lambda: _delta(accountant=Conditional(temperatures=(1e-300,))),
         _between(1e-3, 1)),
     Row("max_frequencies", "63", REFUSED, lambda: Chain(max_frequencies=63), "max_frequencies must be at least 64"),
+    Row("max_frequencies", "10⁴⁰⁰", REFUSED,
+        lambda: Chain(max_frequencies=10**400), "max_frequencies must be at most"),
     Row("max_frequencies", "64", "a looser bound", lambda: _delta(accountant=Chain(max_frequencies=64)),
         lambda found: _delta(accountant=Chain()) * (1 - 1e-6) <= found <= 1),
     Row("discretisation_loss", "0", REFUSED,
         lambda: Chain(discretisation_loss=0.0), "discretisation_loss must be positive"),
-    Row("discretisation_loss", "10⁶", "a loose bound",
+    Row("discretisation_loss", "10⁶, `lattice`", "a loose bound",
         lambda: _delta(mechanism=plain(1, 4), accountant=Lattice(discretisation_loss=1e6)),
         lambda found: _delta(mechanism=plain(1, 4), accountant=Lattice()) <= found <= 1),
-    Row("max_points", "63, 2²³", REFUSED, lambda: Lattice(max_points=2**23), "max_points must be at most"),
+    Row("discretisation_loss", "10⁶, `cascade`", "as 1: a loose bound",
+        lambda: _delta(accountant=Cascade(discretisation_loss=1e6)),
+        lambda found: _delta(accountant=Cascade()) * (1 - 1e-9) <= found <= 1),
+    Row("discretisation_loss", "10⁶, `chain`", "as 1: a loose bound",
+        lambda: _delta(accountant=Chain(discretisation_loss=1e6)),
+        lambda found: _delta(accountant=Chain()) * (1 - 1e-9) <= found <= 1),
+    Row("max_points", "63", REFUSED, lambda: Lattice(max_points=63), "max_points must be at least 64"),
+    Row("max_points", "2²³", REFUSED, lambda: Lattice(max_points=2**23), "max_points must be at most"),
+    Row("tolerance", "0", REFUSED, lambda: Auto(tolerance=0.0), "tolerance must be positive"),
+    Row("tolerance", "10⁶", "closed forms are good enough",
+        lambda: _delta(accountant=Auto(tolerance=1e6)), _close(lambda: _delta(accountant="gaussian"), 1e-9)),
+    Row("renyi", "another accountant", REFUSED, lambda: Best(renyi=Chain()), "renyi must be a Renyi accountant"),
+    Row("accountants", "none", REFUSED, lambda: Best(accountants=()), "accountants must be one or several"),
+    Row("accountants", "one that samples", REFUSED,
+        lambda: _delta(accountant=Best(accountants=(MonteCarlo(samples=10),))), "accountants must be deterministic"),
     Row("samples", "0", REFUSED, lambda: MonteCarlo(samples=0), "samples must be at least 1"),
     Row("samples", "1", "an estimate in [0, 1]", lambda: _delta(accountant=MonteCarlo(samples=1)), _between(0, 1)),
     Row("seed", "−1", REFUSED, lambda: MonteCarlo(seed=-1), "seed must be at least 0"),
-    Row("failure_probability", "0 or 1", REFUSED,
+    Row("importance", "neither True nor False", REFUSED, lambda: MonteCarlo(importance=1), "importance must be True"),
+    Row("progress", "neither True nor False", REFUSED, lambda: MonteCarlo(progress="yes"), "progress must be True"),
+    Row("backend", "an unknown name", REFUSED, lambda: MonteCarlo(backend="tpu"), "backend must be one of"),
+    Row("device", "one for numpy", REFUSED, lambda: MonteCarlo(device="cuda"), "device must be None for the numpy"),
+    Row("failure_probability", "0", REFUSED,
         lambda: MonteCarlo(failure_probability=0.0), "failure_probability must be"),
+    Row("failure_probability", "1", REFUSED,
+        lambda: MonteCarlo(failure_probability=1.0), "failure_probability must be"),
     Row("failure_probability", "10⁻³⁰⁰", "a bound near 1 from few samples",
         lambda: _delta(accountant=MonteCarlo(samples=10, failure_probability=1e-300, importance=False)),
         _between(0.9, 1)),
@@ -197,6 +239,13 @@ ROWS: list[Row] = [
     Row("time_budget", "0", REFUSED, lambda: _delta(time_budget=0.0), "time_budget must be positive"),
     Row("time_budget", "10⁻⁹ s", "the best sound bound reached, and details that say so",
         lambda: dpmf.delta(small(), noise_multiplier=2.0, epsilon=1.0, time_budget=1e-9), _reached),
+    Row("memory_budget", "0", REFUSED, lambda: _delta(memory_budget=0.0), "memory_budget must be positive"),
+    Row("memory_budget", "1 byte", "the best sound bound within it, and details that say so",
+        lambda: dpmf.delta(small(), noise_multiplier=2.0, epsilon=1.0, memory_budget=1.0), _reached),
+    Row("memory_budget", "10³⁰⁰ bytes", "as without",
+        lambda: _delta(memory_budget=1e300), _close(lambda: _delta(), 1e-9)),
+    Row("with_lower", "neither True nor False", REFUSED,
+        lambda: _delta(with_lower="no"), "with_lower must be True or False"),
     Row("direction", "anything but both, remove, add", REFUSED,
         lambda: _delta(direction="up"), "direction must be one of"),
     Row("accountant", "an unknown name", REFUSED, lambda: _delta(accountant="guess"), "accountant must be one of"),
@@ -211,9 +260,13 @@ outside [0, 1].
 """
 
 
+def _quoted(parameter: str) -> str:
+    return f"`{parameter}`" if "`" not in parameter else parameter.replace("bandwidth", "`bandwidth`")
+
+
 def page() -> str:
     lines = ["| parameter | at | what happens |", "|---|---|---|"]
-    lines += [f"| `{row.parameter}` | {row.end} | {row.happens} |" for row in ROWS]
+    lines += [f"| {_quoted(row.parameter)} | {row.end} | {row.happens} |" for row in ROWS]
     return HEAD + "\n".join(lines) + "\n"
 
 

@@ -52,6 +52,8 @@ RULES: dict[str, Callable[[str], bool]] = {
     "--iterations": lambda t: _int(t, lambda x: x >= 1),
     "--max-order": lambda t: _int(t, lambda x: x >= 2),
     "--work-budget": lambda t: _float(t, lambda x: math.isfinite(x) and x > 0),
+    "--time-budget": lambda t: _float(t, lambda x: math.isfinite(x) and x > 0),
+    "--memory-budget": lambda t: _float(t, lambda x: math.isfinite(x) and x > 0),
     "--samples": lambda t: _int(t, lambda x: x >= 1),
     "--seed": lambda t: _int(t, lambda x: x >= 0),
     "--failure-probability": lambda t: _float(t, lambda x: 0 < x < 1),
@@ -78,6 +80,8 @@ def command_line(rng: Rng, index: int, directory: Path) -> Outcome:
         options["--samples"] = "50"
     else:
         options["--accountant"] = str(rng.choice(["gaussian", "renyi", "monte-carlo"]))
+    if command not in ("compare", "verify") and rng.random() < 0.3:
+        options |= {"--time-budget": "100", "--memory-budget": "1e9"}
     if options["--accountant"] == "renyi":
         options |= {"--work-budget": "1e5", "--max-order": "12"}
     if options["--accountant"] == "monte-carlo":

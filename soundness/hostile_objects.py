@@ -37,13 +37,17 @@ def python_call(rng: Rng, index: int, directory: Path) -> Outcome:
     mechanism = dpmf.Mechanism(strategies.bsr(2), dpmf.BallsInBins(2, 3))
     cheap = accountants.Renyi(work_budget=1e4, max_order=8)
     asked = {"mechanism": mechanism, "accountant": cheap}
+    budgets = {"time_budget": 100.0, "memory_budget": 1e9}
     conditional = {"family": "am-gm", "option": 1, "temperatures": (1.0,), "bad_event_share": 0.5}
     calls: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "delta": (dpmf.delta, {**asked, "noise_multiplier": 2.0, "epsilon": 1.0, "direction": "add"}),
+        "delta": (
+            dpmf.delta,
+            {**asked, **budgets, "noise_multiplier": 2.0, "epsilon": 1.0, "direction": "add"},
+        ),
         "epsilon": (dpmf.epsilon, {**asked, "noise_multiplier": 2.0, "delta": 1e-3, "direction": "both"}),
         "calibrate": (
             dpmf.calibrate,
-            {**asked, "target_epsilon": 1.0, "target_delta": 1e-2, "relative_tolerance": 0.01},
+            {**asked, **budgets, "target_epsilon": 1.0, "target_delta": 1e-2, "relative_tolerance": 0.01},
         ),
         "profile": (dpmf.profile, {**asked, "noise_multiplier": 2.0, "epsilons": [1.0, 2.0]}),
         "BallsInBins": (dpmf.BallsInBins, {"epochs": 2, "batches_per_epoch": 3, "iterations": 6}),
@@ -55,6 +59,9 @@ def python_call(rng: Rng, index: int, directory: Path) -> Outcome:
         "Renyi": (accountants.Renyi, {"max_order": 4, "work_budget": 1e4, "bandwidth": 1}),
         "Conditional": (accountants.Conditional, {**conditional, "optimise_bad_event": False}),
         "Chain": (accountants.Chain, {"discretisation_loss": 0.01, "max_frequencies": 128}),
+        "Cascade": (accountants.Cascade, {"discretisation_loss": 0.01}),
+        "Auto": (accountants.Auto, {"tolerance": 0.1, "time_budget": 100.0, "renyi": cheap}),
+        "Best": (accountants.Best, {"renyi": cheap, "accountants": (cheap,)}),
         "Lattice": (accountants.Lattice, {"discretisation_loss": 0.01, "max_points": 128}),
         "MonteCarlo": (accountants.MonteCarlo, {"samples": 10, "seed": 0, "importance": True}),
     }

@@ -47,7 +47,7 @@ def _chain(rng: np.random.Generator, bins: int) -> Chain:
     if bins > 4:  # else minutes
         return Chain(discretisation_loss=float(rng.choice([0.1, 0.2])), max_frequencies=int(rng.choice([64, 256])))
     return Chain(
-        discretisation_loss=float(rng.choice([0.005, 0.02, 0.1])), max_frequencies=int(rng.choice([64, 256, 2048]))
+        discretisation_loss=float(rng.choice([0.005, 0.02, 0.1, 3.0])), max_frequencies=int(rng.choice([64, 256, 2048]))
     )
 
 
@@ -58,7 +58,7 @@ def _lattice(rng: np.random.Generator, bins: int) -> Lattice:
 
 
 def _cascade(rng: np.random.Generator, bins: int) -> Cascade:
-    return Cascade(discretisation_loss=float(rng.choice([0.002, 0.02, 0.2])))
+    return Cascade(discretisation_loss=float(rng.choice([0.002, 0.02, 0.2, 5.0])))
 
 
 def _best(rng: np.random.Generator, bins: int) -> Best:

@@ -205,4 +205,4 @@ def _fuzz(f: Mapping[str, Any]) -> str:
 
 def _faults(f: Mapping[str, Any]) -> str:
     rows = [(name, r["kills"], r["finished"], r["lost"], r["corrupt"]) for name, r in f["runs"].items()]
-    return _table(["killed", "times", "finished before", "lost or computed twice", "corrupt files read"], rows)
+    return _table(["killed", "times", "too late", "lost or computed twice", "corrupt files read"], rows)

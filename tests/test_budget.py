@@ -1,6 +1,9 @@
-"""Time budgets: an answer in any case, sound, and one that says whether it was cut short; sizes refused in advance."""
+"""Budgets: an answer in any case, sound, and one that says whether it was cut short; sizes refused in advance."""
 
 from __future__ import annotations
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,13 +11,15 @@ from oracles import gaussian_delta
 
 import dpmf
 from dpmf import BallsInBins, Mechanism, budget, strategies
-from dpmf.accountants import Chain, Gaussian, Renyi
+from dpmf.accountants import ACCOUNTANTS, Auto, Best, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
+from dpmf.accountants._chain_laws import in_chunks
 from dpmf.allocation import gram_matrix, truncate
 from dpmf.lag_products import toeplitz_lags
 from dpmf.search import least_noise
 
 SMALL = Mechanism(strategies.bsr(3), BallsInBins(2, 8))
-NAMES = ["best", "auto", "chain", "renyi", "conditional", "gaussian"]
+PLAIN = Mechanism(strategies.dpsgd(), BallsInBins(2, 8))
+NAMES = ["best", "auto", "chain", "cascade", "renyi", "conditional", "lattice", "gaussian"]
 NONE_LEFT = 1e-9
 
 
@@ -37,22 +42,31 @@ def test_deadlines_nest_and_remember():
     assert budget.current() is None
 
 
+def test_every_deterministic_accountant_is_here():
+    sampled, by_others = {"monte-carlo"}, {"random-allocation", "pld-accounting"}
+    assert set(NAMES) == set(ACCOUNTANTS) - sampled - by_others
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_without_time_closed_forms_answer(name):
-    closed = dpmf.calibrate(SMALL, target_epsilon=1.0, target_delta=1e-5, accountant="gaussian")
-    found = dpmf.calibrate(SMALL, target_epsilon=1.0, target_delta=1e-5, accountant=name, time_budget=NONE_LEFT)
+@pytest.mark.parametrize("limit", [{"time_budget": NONE_LEFT}, {"memory_budget": 1.0}], ids=["time", "memory"])
+def test_without_time_or_memory_closed_forms_answer(name, limit):
+    if name == "gaussian" and "memory_budget" in limit:
+        return  # it takes next to none
+    mechanism = PLAIN if name == "lattice" else SMALL
+    closed = dpmf.calibrate(mechanism, target_epsilon=1.0, target_delta=1e-5, accountant="gaussian")
+    found = dpmf.calibrate(mechanism, target_epsilon=1.0, target_delta=1e-5, accountant=name, **limit)
     assert found.noise_multiplier == pytest.approx(closed.noise_multiplier, rel=1e-3)
     assert found.delta <= 1e-5
     assert found.accountant == name
     assert all(how["budget_exhausted"] for how in found.details.values())
-    at = {"noise_multiplier": 2.0, "accountant": name, "time_budget": NONE_LEFT}
+    at = {"noise_multiplier": 2.0, "accountant": name, **limit}
     expected = {"noise_multiplier": 2.0, "accountant": "gaussian"}
     if name != "gaussian":  # that one takes no time at all
-        assert dpmf.epsilon(SMALL, delta=1e-5, **at).epsilon == pytest.approx(
-            dpmf.epsilon(SMALL, delta=1e-5, **expected).epsilon, rel=1e-3
-        )
-    profile = dpmf.profile(SMALL, epsilons=[0.0, 1.0, 3.0], with_lower=True, **at)
-    full = dpmf.profile(SMALL, epsilons=[0.0, 1.0, 3.0], **expected)
+        short = dpmf.epsilon(mechanism, delta=1e-5, **at)
+        assert short.epsilon == pytest.approx(dpmf.epsilon(mechanism, delta=1e-5, **expected).epsilon, rel=1e-3)
+        assert all(how["budget_exhausted"] for how in short.details.values())
+    profile = dpmf.profile(mechanism, epsilons=[0.0, 1.0, 3.0], with_lower=True, **at)
+    full = dpmf.profile(mechanism, epsilons=[0.0, 1.0, 3.0], **expected)
     assert profile.budget_exhausted
     assert np.all(profile.deltas <= full.deltas * (1 + 1e-9))
     assert np.all(profile.lower <= profile.deltas)
@@ -141,6 +155,129 @@ def test_sizes_are_refused_in_advance():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_bad_budgets(value):
-    with pytest.raises(ValueError, match="time_budget must"):
-        dpmf.delta(SMALL, noise_multiplier=1.0, epsilon=1.0, time_budget=value)
+@pytest.mark.parametrize("name", ["time_budget", "memory_budget"])
+def test_bad_budgets(value, name):
+    with pytest.raises(ValueError, match=f"{name} must"):
+        dpmf.delta(SMALL, noise_multiplier=1.0, epsilon=1.0, **{name: value})
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_limits_nest_and_remember():
+    assert budget.fitting(1.0) == np.inf
+    budget.claim(1e300)
+    with budget.memory_limit(1000.0) as outer:
+        with budget.memory_limit(10.0) as inner:
+            budget.claim(10.0)
+            with pytest.raises(budget.OutOfMemory):
+                budget.claim(11.0)
+        assert inner.passed
+        assert not outer.passed
+        with budget.memory_limit(5000.0) as inner:
+            assert budget.fitting(8.0) == 125
+            with budget.unlimited():
+                budget.claim(1e9)
+            with pytest.raises(budget.OutOfMemory):
+                budget.require(1001.0, "it", "x")
+        assert outer.passed
+    with budget.memory_limit(1e20):  # more than is allowed by default
+        budget.require(1e12, "it", "x")
+    with pytest.raises(ValueError, match="x must be smaller"):
+        budget.require(1e12, "it", "x")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_enough_memory_changes_nothing(name):
+    mechanism = PLAIN if name == "lattice" else SMALL
+    accountant = {"renyi": Renyi(work_budget=1e6), "best": Best(renyi=Renyi(work_budget=1e6))}.get(name, name)
+    at = {"noise_multiplier": 2.0, "epsilon": 1.0, "accountant": accountant}
+    within, without = dpmf.delta(mechanism, memory_budget=1e9, **at), dpmf.delta(mechanism, **at)
+    assert within.delta == pytest.approx(without.delta, rel=1e-9)
+    assert not any(how.get("budget_exhausted") for how in within.details.values())
+
+
+LARGE = Mechanism(strategies.bsr(4), BallsInBins(2, 1200))  # a Gram matrix of 12 MB
+MEGABYTES = 30e6
+
+
+@pytest.mark.parametrize(
+    "accountant",
+    [Renyi(work_budget=1e6), Chain(), Conditional(), Cascade(), Best(), Auto(), MonteCarlo(samples=1000)],
+    ids=lambda a: a.name,
+)
+def test_arrays_stay_within_the_budget(accountant):
+    """Twice the budget, and ten megabytes of work space: a Rényi accountant would take a hundred, a chain more."""
+    mechanism = Mechanism(LARGE.strategy, LARGE.allocation)  # nothing is kept from one accountant to the next
+    dpmf.delta(SMALL, noise_multiplier=2.0, epsilon=1.0, accountant=accountant, direction="remove")  # compiles
+    tracemalloc.start()
+    try:
+        found = dpmf.delta(
+            mechanism, noise_multiplier=2.0, epsilon=1.0, accountant=accountant, direction="remove",
+            memory_budget=MEGABYTES, with_lower=True,
+        )  # fmt: skip
+        assert tracemalloc.get_traced_memory()[1] < 2 * MEGABYTES + 1e7
+    finally:
+        tracemalloc.stop()
+    closed = dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0, accountant="gaussian", direction="remove").delta
+    assert found.lower <= found.delta <= closed
+    assert found.details["remove"].get("budget_exhausted", False) == (accountant.name != "cascade")
+    if accountant.name in ("best", "auto"):  # the cascade fits
+        assert found.delta < closed / 2
+
+
+def test_a_lattice_takes_as_many_points_as_fit():
+    at = {"noise_multiplier": 0.5, "epsilon": 1.0, "accountant": "lattice"}
+    mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 1000))
+    full = dpmf.delta(mechanism, **at)
+    few = dpmf.delta(mechanism, memory_budget=1e6, **at)
+    assert few.delta >= full.delta * (1 - 1e-6)
+    assert few.details["remove"]["budget_exhausted"]
+    assert few.details["remove"]["points"] < full.details["remove"]["points"]
+
+
+def test_threads_know_the_budgets():
+    def transform(s):
+        budget.check()
+        budget.claim(100.0)
+        return s
+
+    with ThreadPoolExecutor(1) as pool, budget.memory_limit(10.0):  # a thread of one's own does not
+        pool.submit(budget.claim, 100.0).result()
+    for limit, ended in ((budget.memory_limit(10.0), budget.OutOfMemory), (budget.time_limit(0.0), budget.OutOfTime)):
+        with limit as kept, pytest.raises(ended):
+            in_chunks(transform, np.zeros(64, dtype=complex), 4)
+        assert kept.passed
+
+
+# --- what was reached is not lost ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [budget.OutOfTime, budget.OutOfMemory])
+@pytest.mark.parametrize("question", ["delta", "epsilon", "calibrate", "profile"])
+def test_best_keeps_what_its_first_members_reached(monkeypatch, ended, question):
+    """The budget ends while the chain is prepared: by then the cascade has answered."""
+
+    def prepare(self, mechanism):
+        raise ended
+
+    monkeypatch.setattr(Chain, "prepare", prepare)
+    limit = {"time_budget": 1e6} if ended is budget.OutOfTime else {"memory_budget": 1e12}
+    quick = Best(renyi=Renyi(work_budget=1e4))
+
+    def ask(accountant, **more):
+        at = {"accountant": accountant, "direction": "remove", **more}
+        if question == "calibrate":
+            return dpmf.calibrate(SMALL, target_epsilon=1.0, target_delta=1e-5, **at).noise_multiplier
+        if question == "epsilon":
+            return dpmf.epsilon(SMALL, noise_multiplier=2.0, delta=1e-5, **at).epsilon
+        if question == "delta":
+            return dpmf.delta(SMALL, noise_multiplier=2.0, epsilon=1.0, **at).delta
+        return float(dpmf.profile(SMALL, noise_multiplier=2.0, epsilons=[1.0, 2.0], **at).deltas[0])
+
+    assert ask(quick, **limit) <= ask("cascade") * (1 + 1e-3) < 0.9 * ask("gaussian")
+
+
+def test_sampling_ends_with_an_error():
+    with pytest.raises(dpmf.CalibrationError, match="time_budget is too short for monte-carlo"):
+        dpmf.delta(SMALL, noise_multiplier=2.0, epsilon=1.0, accountant="monte-carlo", time_budget=NONE_LEFT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -24,6 +26,17 @@ def test_the_page_is_made_from_the_rows() -> None:
     assert extremes.PAGE.read_text() == extremes.page()
 
 
+def test_every_parameter_has_a_row() -> None:
+    """Options of all accountants of ours, and arguments of the functions that take numbers."""
+    named = {field.name for cls in ACCOUNTANTS.values() if cls.name not in BY_OTHERS for field in fields(cls)}
+    functions = (dpmf.delta, dpmf.epsilon, dpmf.profile, dpmf.calibrate, dpmf.BallsInBins, strategies.bsr)
+    for function in (*functions, strategies.matrix, strategies.coefficients, strategies.blt):
+        named |= {name if name != "source" else function.__name__ for name in inspect.signature(function).parameters}
+    # A mechanism is made of others; how optimisers are told about iterations is theirs (tests of optimised strategies).
+    named -= {"mechanism", "error", "min_sep", "max_participations"}
+    assert named - {row.parameter.split()[0] for row in extremes.ROWS} == set()
+
+
 def test_a_row_that_does_not_hold_is_noticed() -> None:
     with pytest.raises(AssertionError, match="bandwidth"):
         extremes.Row("x", "y", "z", lambda: strategies.bsr(0), "another message").verify()
@@ -33,6 +46,7 @@ def test_a_row_that_does_not_hold_is_noticed() -> None:
         extremes.Row("x", "y", "z", lambda: 1, "must be refused").verify()
 
 
+BY_OTHERS = ("random-allocation", "pld-accounting")
 MECHANISMS = {
     "uncorrelated": Mechanism(strategies.dpsgd(), BallsInBins(2, 2)),
     "correlated": Mechanism(strategies.bsr(3), BallsInBins(2, 2)),

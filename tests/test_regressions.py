@@ -13,7 +13,7 @@ from soundness.problems import signal_to_noise
 from soundness.truth import true_delta
 
 import dpmf
-from dpmf.accountants import Chain, Conditional, Gaussian, MonteCarlo, Renyi
+from dpmf.accountants import Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
 from dpmf.accountants._chain_laws import LineModel, Resolution
 
 
@@ -49,6 +49,19 @@ def test_chain_of_steps_that_hardly_move_needs_no_dense_nodes(direction: str) ->
     found = dpmf.delta(mechanism, noise_multiplier=1.0, epsilon=0.7, accountant=Chain(), direction=direction).delta
     truth = true_delta(s, 0.7, direction)
     assert truth.low <= found <= 1.3 * truth.high
+
+
+@pytest.mark.parametrize("accountant", [Cascade, Chain])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_huge_discretisation_loss_is_a_loose_bound(accountant, direction) -> None:
+    """Steps of hundreds of deviations left the range of double: an ArithmeticError (cascade), warnings (chain)."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(2, 3))
+    fine, coarse = (
+        dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0, accountant=accountant(loss), direction=direction).delta
+        for loss in (0.01, 1e6)
+    )
+    assert fine * (1 - 1e-9) <= coarse <= 1
 
 
 @pytest.mark.parametrize("accountant", [Gaussian(), Conditional(), Renyi(work_budget=1e5)], ids=lambda a: a.name)

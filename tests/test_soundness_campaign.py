@@ -108,7 +108,10 @@ def test_a_budget_in_looks_ends_at_the_same_place_each_time() -> None:
     problem = next(p for p in (draw_problem(SEED, index) for index in range(50)) if p.size == "b=3")
     asker = cases._Asker(problem, SEED)
     for accountant in (Chain(), Renyi(work_budget=1e5), Best(renyi=Renyi(work_budget=1e5))):
-        claims = [asker._cut_short(accountant, problem.epsilons[0], "remove", steps).claim for steps in (7.0, 7.0, 1e9)]
+        claims = [
+            asker._cut_short(accountant, problem.epsilons[0], "remove", time_budget=steps).claim
+            for steps in (7.0, 7.0, 1e9)
+        ]
         assert claims[0] == claims[1] >= claims[2]
 
 

@@ -80,12 +80,12 @@ def mean_rows(strategy: Strategy, allocation: BallsInBins) -> Iterator[tuple[int
     n, b, k = allocation.iterations, allocation.batches_per_epoch, allocation.epochs
     if isinstance(strategy, ToeplitzStrategy):
         folded = np.concatenate((np.zeros(b), folded_column(strategy, allocation)))
-        chunk = max(1, _CHUNK_BYTES // (8 * b))
+        chunk = max(1, int(min(_CHUNK_BYTES, budget.fitting(8))) // (8 * b))
         for start in range(0, n, chunk):
             t = np.arange(start, min(start + chunk, n))
             yield start, folded[b + t[:, None] - np.arange(b)[None, :]]
         return
-    chunk = max(1, _CHUNK_BYTES // (8 * n))
+    chunk = max(1, int(min(_CHUNK_BYTES, budget.fitting(8))) // (8 * n))
     for start, block in strategy.rows(n, chunk):
         padded = np.zeros((len(block), k * b))
         padded[:, :n] = np.abs(block)

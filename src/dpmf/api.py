@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -61,6 +62,7 @@ _LOWER_SHARE = 0.2  # of a time budget
 
 def _shares(time_budget: float | None, with_lower: bool) -> tuple[float | None, float | None]:
     """Seconds for the upper and for the lower bound."""
+    validation.flag("with_lower", with_lower)
     if time_budget is None:
         return None, None
     seconds = validation.positive("time_budget", time_budget)
@@ -68,9 +70,16 @@ def _shares(time_budget: float | None, with_lower: bool) -> tuple[float | None, 
     return (1 - share) * seconds, share * seconds
 
 
-def _in_time(accountant: AnyAccountant, mechanism: Mechanism, direction: str, deadline: budget.Deadline) -> InTime:
+@contextmanager
+def _within(
+    seconds: float | None, size: float | None, accountant: AnyAccountant, mechanism: Mechanism, direction: str
+) -> Iterator[InTime]:
+    """The accountant, asked within a budget of seconds and bytes."""
     name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name
-    return InTime(name, lambda: _prepared(accountant, mechanism).for_relation(direction), mechanism, deadline)
+    size = None if size is None else validation.positive("memory_budget", size)
+    with budget.time_limit(seconds) as deadline, budget.memory_limit(size) as memory:
+        prepare = lambda: _prepared(accountant, mechanism).for_relation(direction)  # noqa: E731 - it belongs here
+        yield InTime(name, prepare, mechanism, deadline, memory)
 
 
 def delta(
@@ -82,10 +91,12 @@ def delta(
     direction: str = "both",
     with_lower: bool = False,
     time_budget: float | None = None,
+    memory_budget: float | None = None,
 ) -> PrivacyBound | Estimate:
     """An upper bound on δ(ε) of the mechanism run with a noise multiplier; `with_lower` certifies a lower one too.
 
-    After `time_budget` seconds the best bound reached so far is returned, and `details` say so ("budget_exhausted").
+    After `time_budget` seconds, or where arrays of more than `memory_budget` bytes would be needed, the best bound
+    reached so far is returned, and `details` say so ("budget_exhausted").
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
@@ -94,13 +105,12 @@ def delta(
     sigma = _checked_noise(mechanism, noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
     above_seconds, below_seconds = _shares(time_budget, with_lower)
-    with budget.time_limit(above_seconds) as deadline:
-        source = _in_time(accountant, mechanism, direction, deadline)
+    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
         found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in directions}
     binding = _binding(found)
     below = None
     if with_lower:
-        with budget.time_limit(below_seconds):
+        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
             below = lower.lower_delta(mechanism, sigma, epsilon, direction)
     answer = (sigma, epsilon, found[binding].value, direction, binding, source.name, source.details(found), below)
     return PrivacyBound(*answer) if source.kind == "bound" else Estimate(*answer, kind=source.kind)
@@ -115,11 +125,13 @@ def epsilon(
     direction: str = "both",
     with_lower: bool = False,
     time_budget: float | None = None,
+    memory_budget: float | None = None,
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
 
-    `with_lower` adds the largest ε that is certainly not reached. After `time_budget` seconds the best bound reached so
-    far is returned, and `details` say so ("budget_exhausted").
+    `with_lower` adds the largest ε that is certainly not reached. After `time_budget` seconds, or where arrays of more
+    than `memory_budget` bytes would be needed, the best bound reached so far is returned, and `details` say so
+    ("budget_exhausted").
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
@@ -128,13 +140,12 @@ def epsilon(
     sigma = _checked_noise(mechanism, noise_multiplier)
     delta = validation.probability("delta", delta)
     above_seconds, below_seconds = _shares(time_budget, with_lower)
-    with budget.time_limit(above_seconds) as deadline:
-        source = _in_time(accountant, mechanism, direction, deadline)
+    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
         found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in directions}
     binding = _binding(found)
     below = None
     if with_lower:
-        with budget.time_limit(below_seconds):
+        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
             below = lower.lower_epsilon(mechanism, sigma, delta, direction)
     answer = (sigma, found[binding].value, delta, direction, binding, source.name, source.details(found), below)
     return PrivacyBound(*answer) if source.kind == "bound" else Estimate(*answer, kind=source.kind)
@@ -161,11 +172,12 @@ def profile(
     direction: str = "both",
     with_lower: bool = False,
     time_budget: float | None = None,
+    memory_budget: float | None = None,
 ) -> PrivacyProfile:
     """Upper bounds on δ(ε) over a grid of ε (by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸).
 
-    `with_lower` adds certified lower bounds at the same points. After `time_budget` seconds the points that are left
-    get closed forms, and `budget_exhausted` is set.
+    `with_lower` adds certified lower bounds at the same points. Points that `time_budget` seconds or `memory_budget`
+    bytes do not reach get closed forms, and `budget_exhausted` is set.
 
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
@@ -173,8 +185,7 @@ def profile(
     sigma = _checked_noise(mechanism, noise_multiplier)
     grid = None if epsilons is None else _grid(epsilons)
     above_seconds, below_seconds = _shares(time_budget, with_lower)
-    with budget.time_limit(above_seconds) as deadline:
-        source = _in_time(accountant, mechanism, direction, deadline)
+    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
         if grid is None:
             top = max(source.epsilon(sigma, 1e-8, one_way).value for one_way in directions)
             grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
@@ -184,7 +195,7 @@ def profile(
     deltas = np.max(list(by_direction.values()), axis=0)
     below = None
     if with_lower:
-        with budget.time_limit(below_seconds):
+        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
             below = np.array([lower.lower_delta(mechanism, sigma, float(e), direction) for e in grid])
     return PrivacyProfile(sigma, grid, deltas, by_direction, direction, source.name, source.kind, below, source.late)
 
@@ -199,11 +210,13 @@ def calibrate(
     relative_tolerance: float = 1e-4,
     with_lower: bool = False,
     time_budget: float | None = None,
+    memory_budget: float | None = None,
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
     `with_lower` adds the noise multiplier below which no accountant could certify the target. After `time_budget`
-    seconds the smallest noise multiplier found so far is returned, and `details` say so ("budget_exhausted").
+    seconds, or where arrays of more than `memory_budget` bytes would be needed, the smallest noise multiplier found so
+    far is returned, and `details` say so ("budget_exhausted").
 
     Raises:
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.
@@ -220,8 +233,7 @@ def calibrate(
     sigma = 0.0
     start = mechanism.sensitivity
     binding = directions[0]
-    with budget.time_limit(above_seconds) as deadline:
-        source = _in_time(accountant, mechanism, direction, deadline)
+    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
         for one_way in directions:
             if sigma:
                 # The σ of the direction before often does for this one too: one evaluation tells.
@@ -234,14 +246,14 @@ def calibrate(
         # Directions before the binding one were evaluated at a smaller σ. That bound holds at this one too (more noise,
         # a smaller G/σ²), and stays where there is no time for another.
         for one_way in directions[: directions.index(binding)]:
-            if not deadline.passed:
+            if not source.late:
                 found[one_way] = source.first_to_meet(sigma, epsilon, delta, one_way)
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {source.name} is not monotone around noise multiplier {sigma:g}")
     below = None
     if with_lower:
-        with budget.time_limit(below_seconds):
+        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
             below = lower.lower_noise_multiplier(mechanism, epsilon, delta, direction)
     answer = (sigma, epsilon, found[worst].value, direction, binding, source.name, source.details(found), below)
     if source.kind == "bound":

@@ -2,6 +2,9 @@
 
 `time_limit` sets the deadline of everything called inside it. `check` raises `OutOfTime` once it has passed; whoever
 has a sound answer by then catches that and returns it. Nothing is interrupted in the middle of a piece.
+
+`memory_limit` says how many bytes of arrays whatever is called inside it may take at a time. What needs large arrays
+claims them first: `claim` raises `OutOfMemory` where they do not fit, `fitting` says how much of something does.
 """
 
 from __future__ import annotations
@@ -19,8 +22,16 @@ def _clock() -> float:
     return time.monotonic()
 
 
-class OutOfTime(Exception):
-    """The time budget ended before there was an answer."""
+class Exhausted(Exception):
+    """A budget ended before there was an answer."""
+
+
+class OutOfTime(Exhausted):
+    """The time budget did."""
+
+
+class OutOfMemory(Exhausted):
+    """The memory budget did."""
 
 
 class Deadline:
@@ -59,12 +70,13 @@ def time_limit(seconds: float | None) -> Iterator[Deadline]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """For closed forms that answer when the time is over."""
-    token = _current.set(None)
+    """For closed forms that answer when a budget is over."""
+    token, memory_token = _current.set(None), _memory.set(None)
     try:
         yield
     finally:
         _current.reset(token)
+        _memory.reset(memory_token)
 
 
 def current() -> Deadline | None:
@@ -85,9 +97,65 @@ def seconds_left() -> float:
     return inf if deadline is None else max(0.0, deadline.ends - _clock())
 
 
+class MemoryLimit:
+    """A number of bytes, and whether anybody was refused some."""
+
+    def __init__(self, size: float, outer: MemoryLimit | None) -> None:
+        self.size, self._outer = size, outer
+        self.passed = False
+
+    def refuse(self) -> None:
+        self.passed = True
+        if self._outer is not None and self._outer.size <= self.size:
+            self._outer.refuse()
+
+
+_memory: ContextVar[MemoryLimit | None] = ContextVar("dpmf_memory", default=None)
+
+
+@contextmanager
+def memory_limit(size: float | None) -> Iterator[MemoryLimit]:
+    """Give what runs inside so many bytes of arrays at a time, or those of an enclosing limit where they are fewer."""
+    outer = _memory.get()
+    limit = MemoryLimit(min(inf if size is None else size, inf if outer is None else outer.size), outer)
+    token = _memory.set(limit)
+    try:
+        yield limit
+    finally:
+        _memory.reset(token)
+
+
+def limited() -> bool:
+    """Whether any budget is in force."""
+    return seconds_left() < inf or fitting(1.0) < inf
+
+
+def claim(size: float) -> None:
+    """Raise `OutOfMemory` where the memory budget in force does not hold so many bytes at a time."""
+    limit = _memory.get()
+    if limit is not None and size > limit.size:
+        limit.refuse()
+        raise OutOfMemory
+
+
+def make_do() -> None:
+    """Note that more memory would have given a better answer."""
+    limit = _memory.get()
+    if limit is not None:
+        limit.refuse()
+
+
+def fitting(size: float) -> float:
+    """How many pieces of so many bytes fit into the memory budget in force; infinitely many where there is none."""
+    limit = _memory.get()
+    return inf if limit is None else limit.size / size
+
+
 def require(size: float, what: str, argument: str) -> None:
-    """Refuse a request that would take more than `MOST_BYTES`, before anything is allocated."""
-    if size > MOST_BYTES:
+    """Refuse a request that would take more than the memory budget, or than `MOST_BYTES` where there is none."""
+    if fitting(1.0) < inf:
+        claim(size)
+    elif size > MOST_BYTES:
         raise ValueError(
             f"{argument} must be smaller: {what} would take {size / 2**30:.3g} GiB, and at most "
             f"{MOST_BYTES / 2**30:g} GiB are taken"

@@ -138,7 +138,11 @@ class _Contest:
         if (place, sigma) not in self._asked:
             budget.check()
             member = self._members[place]
-            self._asked[place, sigma] = member.delta_for_target(sigma, self._epsilon, self._delta, self._direction)
+            try:
+                found = member.delta_for_target(sigma, self._epsilon, self._delta, self._direction)
+            except budget.OutOfMemory:  # whoever needs less may win
+                found = Evaluation(1.0)
+            self._asked[place, sigma] = found
         return self._asked[place, sigma]
 
     def _search(self, place: int, near: float, tolerance: float, step: float) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # numba takes half a second to import: not before it is neede
 
 _UNIT = 2.0**-53
 _LARGEST_WINDOW = 2**21
+_SMALLEST_WINDOW, _BYTES_PER_POINT = 2**10, 96  # where memory is limited: rows, transforms, spectra
 _ROWS_BYTES = 32 * 2**20
 _SAMPLED_STEPS = 48
 _SCALES = np.array([0.1, 0.3, 1.0, 2.0, 4.0, 6.0, 9.0])
@@ -336,9 +337,12 @@ def compose(
     if delta is not None and bottom > 0:  # the ε wanted is somewhat below the Chernoff bound's; profiles go on to 0
         bottom = max(0.0, bottom - 2 * (top - bottom))
     length = (top - bottom) / h + 2
-    if length > _LARGEST_WINDOW:
-        h *= length / _LARGEST_WINDOW
-        length = _LARGEST_WINDOW
+    most = max(_SMALLEST_WINDOW, min(_LARGEST_WINDOW, budget.fitting(_BYTES_PER_POINT)))
+    if length > most:
+        if most < _LARGEST_WINDOW:
+            budget.make_do()
+        h *= length / most
+        length = most
     length = fft.next_fast_len(max(int(length), 16), real=True)
     lower = math.floor(bottom / h)
 
@@ -380,7 +384,7 @@ def _spectrum(
 
     sizes = len(mixtures)
     sums = RowSums(np.empty((sizes, len(orders))), np.empty(sizes), np.empty(sizes))
-    chunk = max(1, min(sizes, _ROWS_BYTES // (8 * length)))
+    chunk = max(1, min(sizes, int(min(_ROWS_BYTES, budget.fitting(4)) / (8 * length))))
     rows = np.empty((chunk, length))
     spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
     announce_compilation(fill_rows)

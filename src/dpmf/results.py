@@ -128,7 +128,7 @@ class PrivacyProfile:
     """δ(ε) over a grid of ε, one array per direction covered, and their maximum in `deltas`.
 
     `kind` is "bound" for upper bounds; otherwise it says what the numbers are instead. `lower` holds certified lower
-    bounds where they were asked for; `budget_exhausted` says that the time budget ended before every point was done.
+    bounds where they were asked for; `budget_exhausted` says that a budget ended before every point was done.
     """
 
     noise_multiplier: float

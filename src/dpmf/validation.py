@@ -74,6 +74,12 @@ def integer(name: str, value: Any, *, at_least: int, at_most: int | None = None)
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(name, "True or False", value)
+    return value
+
+
 def choice(name: str, value: Any, options: Collection[str]) -> str:
     if not isinstance(value, str) or value not in options:
         raise wrong(name, "one of " + ", ".join(options), value)

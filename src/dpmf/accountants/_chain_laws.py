@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ _CLASSES = 40  # of nugget variances, and 1/256 of an octave for innovations: bo
 _FINEST, _USUAL = 0.7, 600  # spacings of a short line, and the length from which they are the usual ones
 _SINGLE_THREADED = 2**18  # multiplications in a matrix product
 _CHUNK = 2**18  # doubles held per batch of frequencies
+_BYTES_PER_DOUBLE = 64  # with copies, on a few threads, where memory is limited
 _LOW, _HIGH = -4.5, 4.5  # where a spread may end on the side on which it only moves mass
 _LEAST_VALUE = 1e-18  # smaller values are bounded by about this much
 _STILL, _MOST_STILL = 1e-4, 1e-3  # variances of single innovations and of all of them together that are rounded to 0
@@ -111,20 +113,18 @@ def classes_of(variances: Array) -> tuple[Array, np.ndarray]:
 def in_chunks(transform: Transform, s: np.ndarray, width: int) -> np.ndarray:
     """The transform of all s, a few at a time, on a few threads. Beyond double range it is not finite."""
 
-    deadline = budget.current()
-
     def quietly(part: np.ndarray) -> np.ndarray:
-        if deadline is not None:
-            deadline.check()
+        budget.check()
         with np.errstate(over="ignore", invalid="ignore"):
             return transform(part)
 
     parts = [s[k : k + width] for k in range(0, len(s), width)]
-    workers = min(len(parts), os.cpu_count() or 1, 8)
+    workers = min(len(parts), os.cpu_count() or 1, 8 if budget.fitting(1.0) == math.inf else 2)
     if workers < 2:
         return np.concatenate([quietly(part) for part in parts])
+    contexts = [copy_context() for _ in parts]  # threads do not inherit the budgets
     with ThreadPoolExecutor(workers) as pool:
-        return np.concatenate(list(pool.map(quietly, parts)))
+        return np.concatenate(list(pool.map(lambda context, part: context.run(quietly, part), contexts, parts)))
 
 
 class Law:
@@ -201,6 +201,7 @@ class LineLaw(Law):
         self._steps(innovations, spacing, slope)
         smooth = loads**2 + deviations**2
         z, x = self._static.nodes, self._nodes
+        budget.claim(48.0 * len(loads) * len(z) * len(x))
         y = loads[:, None, None] * z[:, None] + deviations[:, None, None] * x - smooth[:, None, None] / 2
         root = math.sqrt(float((smooth + model.nuggets).max()))
         self._terms_table = self._table(float(y.min()), float(y.max()), root, resolution.term, nuggets)
@@ -250,6 +251,7 @@ class LineLaw(Law):
         if top > 0:
             total += float(later[0] * ndtr(top - last))
         for i in range(n):
+            budget.check()
             total += float(weights @ self._terms_table.excess(y[i], int(self._kinds[i])) @ law)
             if i == n - 1 or top == 0:
                 continue
@@ -281,7 +283,8 @@ class LineLaw(Law):
         """E e^(s(T − K)) of the discretised law."""
         states = len(self._nodes) * len(self._static.nodes)
         # Matrix products small enough that a BLAS does not start threads for them.
-        width = max(2, min(_CHUNK // (2 * states), _SINGLE_THREADED // (2 * len(self._nodes) ** 2)))
+        held = int(min(_CHUNK, budget.fitting(_BYTES_PER_DOUBLE)))
+        width = max(2, min(held // (2 * states), _SINGLE_THREADED // (2 * len(self._nodes) ** 2)))
         return in_chunks(self._transform, s, width)
 
     def _transform(self, s: np.ndarray) -> np.ndarray:

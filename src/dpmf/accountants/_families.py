@@ -7,6 +7,7 @@ W_ij = E[a_i a_j; A ≈ e^ε], for which e^(emphasis·g_ij/g_0) stands in. Empha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -32,10 +33,9 @@ def models(gram: Array) -> list[Candidate]:
     """The majorants worth evaluating, the likely winner first; always at least one."""
     kept: list[Candidate] = []
     if len(gram) >= 3 and np.any(gram[~np.eye(len(gram), dtype=bool)] > 0):
-        for emphasis in EMPHASES:
-            if kept and budget.seconds_left() == 0:
-                break
-            kept += _screened(candidates(gram, emphasis), gram, emphasis)
+        with suppress(budget.OutOfTime):
+            for emphasis in EMPHASES:
+                kept += _screened(candidates(gram, emphasis), gram, emphasis)
     unique: list[Candidate] = []
     for name, model in kept:
         if not any(np.array_equal(model.variances(), other.variances()) for _, other in unique):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
+from dpmf import budget
 from dpmf.accountants._chain_laws import LineModel
 from dpmf.allocation import circulant_majorant
 from dpmf.strategies.base import Array
@@ -177,6 +178,7 @@ class _LineFit:
         return loads[i] * loads[j] + chain, gradient
 
     def _cost(self, parameters: Array) -> tuple[float, Array]:
+        budget.check()
         value, gradient = self._pairs(parameters, self._i, self._j)
         own, own_gradient = self._pairs(parameters, self._rows, self._rows)
         over = own - self._diagonal

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
+from dpmf import budget
 from dpmf.accountants._majorants import MARGIN, lags_of
 from dpmf.accountants._renewal import RenewalModel
 from dpmf.accountants._separators import ring_of_fewer
@@ -61,6 +62,7 @@ class _BlockFit:
 
     def cost(self, p: Array) -> tuple[float, Array]:
         """Weighted sum of covariances, where a diagonal below that of G costs nothing, and its gradient."""
+        budget.check()
         carried, right, a, b = self._parts(p)
         chain = self._chain(a, b)
         inside, between = chain + np.outer(right, right), np.outer(right, carried)

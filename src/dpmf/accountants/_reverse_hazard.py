@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # numba takes half a second to import: not before it is neede
 
 CACHE_BYTES = 2**30
 _BLOCK_BYTES = 64 * 2**20
+_COPIES = 6  # of the mixtures, until they are composed
+_BLOCKS_HELD = 6  # of this size at a time, where memory is limited: kept terms, new ones, thresholds
 _LIFT = 1e-4
 # With more steps than this, reverse hazards are raised to a geometric grid: it costs at most 2.5e-4 of a weight, and of
 # 10,000 steps in 100 epochs only 2,000 are then different.
@@ -100,7 +102,8 @@ class ReverseHazards:
             entries = (rows > bases[:, None]).sum(axis=1)
             at = 0
             while at < len(rows):
-                fitting = np.searchsorted(np.cumsum(entries[at:]), _BLOCK_BYTES // per_entry)
+                size = min(_BLOCK_BYTES, budget.fitting(_BLOCKS_HELD))
+                fitting = np.searchsorted(np.cumsum(entries[at:]), size // per_entry)
                 stop = at + max(1, int(fitting))
                 block = np.ascontiguousarray(rows[at:stop])
                 starts = np.concatenate(([0], np.cumsum(entries[at:stop]))).astype(np.int64)
@@ -134,7 +137,7 @@ class ReverseHazards:
             live += int(np.count_nonzero(_live_per_step(terms)))
             if kept is not None:
                 kept.append(terms)
-                if size > CACHE_BYTES:
+                if size > min(CACHE_BYTES, budget.fitting(_BLOCKS_HELD)):
                     kept = None
             yield terms
         self._blocks, self._live_steps = kept, live
@@ -151,8 +154,12 @@ class ReverseHazards:
     def mixtures(self, noise_multiplier: float, bad_event: float) -> Mixtures:
         """Mixtures that dominate every step outside an event of probability at most `bad_event`."""
         collected: dict[tuple[bytes, bytes], int] = {}
+        size = 0
         for means, weights in self.steps(noise_multiplier, bad_event):
             key = (means.tobytes(), weights.tobytes())
+            if key not in collected:
+                size += 16 * len(means) + 400
+                budget.claim(_COPIES * size)
             collected[key] = collected.get(key, 0) + 1
         return Mixtures.from_unique(collected)
 

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
+from dpmf import budget
 from dpmf.accountants._chain_laws import Law, Resolution, classes_of, in_chunks
 from dpmf.accountants._majorants import MARGIN, lags_of
 from dpmf.accountants._transfer import UNIT
@@ -81,6 +82,7 @@ class SeparatorLaw(Law):
         self._outer = self._spread(float(max(left.max(), right.max())), resolution.static, deep=False)
         self._inner = self._spread(float(inner.max()), 1.3 * resolution.static, deep=False)
         x, z = self._outer.nodes, self._inner.nodes
+        budget.claim(48.0 * len(x) ** 2 * len(z) * len(left))
         y = (
             left * x[:, None, None, None] + right * x[:, None, None] + inner * z[:, None] - smooth / 2
         )  # left separator × right separator × inner factor × index
@@ -194,6 +196,7 @@ def _fit(lags: Array, length: int, blocks: int, emphasis: float, closed: bool) -
         return np.outer(left, left) + np.outer(right, right) + np.outer(inner, inner), np.outer(right, left)
 
     def cost(parameters: Array) -> float:
+        budget.check()
         inside, between = covariances(parameters)
         over = np.diagonal(inside) - 1
         diagonal = 1 + 0.5 * (over + np.sqrt(over**2 + 1e-6))

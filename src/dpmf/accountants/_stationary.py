@@ -122,7 +122,9 @@ class StationaryLaw(Law):
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""
-        return in_chunks(self._transform, s, max(1, min(16, _CHUNK // len(self._nodes) ** 2)))
+        return in_chunks(
+            self._transform, s, max(1, min(16, int(min(_CHUNK, budget.fitting(64))) // len(self._nodes) ** 2))
+        )
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         table = self._terms_table.transforms(s)[0]

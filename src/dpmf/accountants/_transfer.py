@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy.special import ndtr
 
+from dpmf import budget
 from dpmf.strategies.base import Array
 
 UNIT = 2.0**-53
@@ -50,8 +51,10 @@ def hat_weights(nodes: Array, means: Array, deviation: float, slope: float) -> t
     upper = np.expm1(slope * offset) / math.expm1(slope * spacing) if slope * spacing > 1e-9 else offset / spacing
     share = np.stack((measure * (1 - upper), measure * upper), axis=1)
     weights = np.zeros((len(means), len(nodes)))
-    rows = max(1, int(4e6 / (len(nodes) * len(offset))))
+    budget.claim(24.0 * len(means) * len(nodes))
+    rows = max(1, int(min(4e6, budget.fitting(40)) / (len(nodes) * len(offset))))
     for start in range(0, len(means), rows):
+        budget.check()
         z = ((nodes[:-1] - means[start : start + rows, None])[:, :, None] + offset) / deviation
         cell = np.exp(-0.5 * z * z) @ share
         weights[start : start + rows, :-1] += cell[:, :, 0]
@@ -151,12 +154,14 @@ class TermTable:
 
     def _banded(self, weights: Array) -> Array:
         """The matrix that replaces each row by its mixture over the nugget."""
+        budget.claim(48.0 * self._count * (self._count + len(weights)))
         matrix = np.zeros((self._count, self._count + len(weights)))
         matrix[:, : len(weights)] = weights  # then shear: row r starts at column r
         return matrix.ravel()[: -self._count].reshape(self._count, -1)
 
     def transforms(self, s: np.ndarray) -> Array:
         """E e^(s(a − K/n)), class × row × (real, imaginary) × s."""
+        budget.claim(64.0 * (len(self._laws) + 3) * self._count * len(s))
         out = np.empty((len(self._laws), self._count + 1, 2, len(s)))
         zero = np.exp(-s * self._shift)
         for kind, (weights, half, left, _) in enumerate(self._laws):

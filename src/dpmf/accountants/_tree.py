@@ -16,6 +16,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.special import gammaln
 
+from dpmf import budget
 from dpmf.accountants._moments import MomentTable
 from dpmf.kernels import announce_compilation
 from dpmf.mechanism import Mechanism
@@ -156,6 +157,7 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
     """
     levels = levels_of(b, first)
     d, largest, number = in_groups(lags, b)
+    budget.claim(32.0 * len(d) * len(levels))
     target = largest / lags[0] * (1 + MARGIN)
     table = np.stack([level.together(d, b) for level in levels], axis=1)
     cost = (number * np.exp(emphasis * (target - 1))) @ table
@@ -165,6 +167,7 @@ def dominating_tree(lags: Array, b: int, first: int, emphasis: float, shared: fl
     weights = np.eye(len(levels))[0] * target.max()
     bounds = [(shared, None)] + [(0.0, None)] * (len(levels) - 1)
     for _ in range(8):
+        budget.check()
         found = linprog(cost, A_ub=-table[chosen], b_ub=-target[chosen], bounds=bounds, method="highs")
         if found.status != 0:
             break

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dpmf import budget, progress, validation
+from dpmf import budget, validation
 from dpmf.accountants import lower
+from dpmf.accountants._stages import Stages
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant, labelled
 from dpmf.accountants.best import suited
 from dpmf.accountants.cascade import Cascade
@@ -49,28 +50,13 @@ class Auto(Accountant):
         validation.positive("tolerance", self.tolerance)
         if self.time_budget is not None:
             validation.positive("time_budget", self.time_budget)
+        if not isinstance(self.renyi, Renyi):
+            raise validation.wrong("renyi", "a Renyi accountant", self.renyi)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """**Formal guarantees.** What is returned is the bound of a deterministic accountant, for the direction asked
         for, whatever made the search end. The gap is between that bound and a certified lower bound."""
         return PreparedAuto(self, mechanism)
-
-
-class _Stages:
-    """The accountants to try, cheapest first; each is prepared when it is first needed, once."""
-
-    def __init__(self, options: Auto, mechanism: Mechanism) -> None:
-        self._mechanism = mechanism
-        self._options = tuple(dict.fromkeys((Gaussian(), *suited(mechanism, options.renyi))))
-        self._prepared: list[PreparedAccountant] = []
-
-    def __iter__(self) -> Iterator[PreparedAccountant]:
-        for place, options in enumerate(self._options):
-            budget.check()
-            if place == len(self._prepared):
-                progress.say(f"preparing {options.name}")
-                self._prepared.append(options.prepare(self._mechanism))
-            yield self._prepared[place]
 
 
 class PreparedAuto(PreparedAccountant):
@@ -80,11 +66,13 @@ class PreparedAuto(PreparedAccountant):
     name = "auto"
 
     def __init__(
-        self, options: Auto, mechanism: Mechanism, relation: str | None = None, stages: _Stages | None = None
+        self, options: Auto, mechanism: Mechanism, relation: str | None = None, stages: Stages | None = None
     ) -> None:
         self.mechanism = mechanism
         self._options, self._relation = options, relation
-        self._stages = _Stages(options, mechanism) if stages is None else stages
+        if stages is None:
+            stages = Stages(tuple(dict.fromkeys((Gaussian(), *suited(mechanism, options.renyi)))), mechanism)
+        self._stages = stages
 
     def for_relation(self, relation: str) -> PreparedAccountant:
         return PreparedAuto(self._options, self.mechanism, relation, self._stages)
@@ -101,7 +89,7 @@ class PreparedAuto(PreparedAccountant):
             for stage in self._stages:
                 try:
                     found = improve(stage, best)
-                except CalibrationError:  # orders that do not reach the target
+                except (CalibrationError, budget.OutOfMemory):  # orders that do not reach the target, no room
                     continue
                 if best is None or found.value < best.value:
                     best = found

@@ -68,7 +68,7 @@ class PreparedAccountant(ABC):
         return Evaluation(math.inf) if found is None else Evaluation(found[0], found[1].details)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        """δ bounds over many ε, 1 for those that the time budget does not reach.
+        """δ bounds over many ε, 1 for those that a budget does not reach.
 
         Accountants that get a whole profile from one run override this.
         """
@@ -77,7 +77,7 @@ class PreparedAccountant(ABC):
             for epsilon in epsilons:
                 budget.check()
                 found.append(self.delta_one_way(noise_multiplier, epsilon, direction).value)
-        except budget.OutOfTime:
+        except budget.Exhausted:
             pass
         return found + [1.0] * (len(epsilons) - len(found))
 
@@ -105,11 +105,18 @@ class PreparedAccountant(ABC):
     def first_to_meet(self, noise_multiplier: float, epsilon: float, delta: float, direction: Direction) -> Evaluation:
         """The bound of the first member that meets the target, the smallest bound where none does."""
         least: Evaluation | None = None
+        ended: budget.Exhausted | None = None
         for member in self.members():
-            found = labelled(member.delta_for_target(noise_multiplier, epsilon, delta, direction), member, self)
+            try:
+                found = labelled(member.delta_for_target(noise_multiplier, epsilon, delta, direction), member, self)
+            except budget.Exhausted as error:
+                ended = error
+                continue
             if found.value <= delta:
                 return found
             least = found if least is None or found.value < least.value else least
+        if least is None and ended is not None:
+            raise ended
         assert least is not None
         return least
 
@@ -134,15 +141,16 @@ class Portfolio(PreparedAccountant):
 
     def _least(self, ask: Callable[[PreparedAccountant], Evaluation]) -> Evaluation:
         found: list[Evaluation] = []
+        ended: budget.Exhausted | None = None
         for member in self._members:
             try:
                 budget.check()
                 progress.say(member.name)
                 found.append(labelled(ask(member), member, self))
-            except budget.OutOfTime:
-                if not found:
-                    raise
-                break
+            except budget.Exhausted as error:  # another may need less
+                ended = error
+        if not found and ended is not None:
+            raise ended
         return min(found, key=lambda evaluation: evaluation.value)
 
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
@@ -155,8 +163,10 @@ class Portfolio(PreparedAccountant):
 
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         best: Evaluation | None = None
+        ended: budget.Exhausted | None = None
         for member in self.members():
             try:
+                budget.check()
                 progress.say(f"{member.name}, {direction}")
                 if best is not None:
                     # A member that cannot improve on the best so far costs one evaluation.
@@ -168,12 +178,13 @@ class Portfolio(PreparedAccountant):
                     ):
                         continue
                 found = labelled(member.epsilon_one_way(noise_multiplier, delta, direction), member, self)
-            except budget.OutOfTime:
-                if best is None:
-                    raise
-                break
+            except budget.Exhausted as error:
+                ended = error
+                continue
             if best is None or found.value < best.value:
                 best = found
+        if best is None and ended is not None:
+            raise ended
         assert best is not None
         return best
 

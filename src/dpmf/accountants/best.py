@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dpmf import budget, validation
+from dpmf.accountants._stages import Staged, refuse_samples
 from dpmf.accountants.base import Accountant, Portfolio, PreparedAccountant
 from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.chain import Chain
@@ -38,18 +40,25 @@ class Best(Accountant):
     accountants: tuple[Accountant, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.renyi, Renyi):
+            raise validation.wrong("renyi", "a Renyi accountant", self.renyi)
+        if self.accountants is not None and not (isinstance(self.accountants, tuple | list) and self.accountants):
+            raise validation.wrong("accountants", "one or several accountants", self.accountants)
         for accountant in self.accountants or ():
             if not isinstance(accountant, Accountant):
-                raise ValueError(f"accountants must be accountants, got {accountant!r}")
+                raise validation.wrong("accountants", "accountants", accountant)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """**Formal guarantees.** Every member bounds the same δ(ε) of the same direction; so does the smallest. Members
-        are chosen by the mechanism alone, and one that samples is refused."""
+        are chosen by the mechanism alone, and one that samples is refused. Within a budget they are asked one after
+        the other, closed forms first, and the smallest bound reached is returned."""
         chosen = self.accountants if self.accountants is not None else suited(mechanism, self.renyi)
+        if budget.limited():
+            first = () if self.accountants is not None else (Gaussian(),)
+            return Staged(self.name, mechanism, tuple(dict.fromkeys((*first, *chosen))))
         members = [accountant.prepare(mechanism) for accountant in chosen]
         for member in members:
-            if member.kind != "bound":
-                raise ValueError(f"accountants must be deterministic, {member.name} is not")
+            refuse_samples(member)
         return Portfolio(self.name, mechanism, members)
 
 

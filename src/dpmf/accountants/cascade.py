@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._lattice_weights import FLOOR, UNIT
 from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant
@@ -51,6 +51,7 @@ class Cascade(Accountant):
 
     Attributes:
       discretisation_loss: the part of the noise multiplier that the grids may cost, roughly; steps follow its root.
+        More than 1 is as 1.
     """
 
     name: ClassVar[str] = "cascade"
@@ -98,7 +99,12 @@ def _promising_trees(lags: Array, b: int) -> list[Tree]:
     """
     found: list[Tree] = []
     for emphasis, shared in _FITS:
-        fitted = [dominating_tree(lags, b, first, emphasis, shared) for first in _FIRSTS if first <= max(b, 2)]
+        try:
+            fitted = [dominating_tree(lags, b, first, emphasis, shared) for first in _FIRSTS if first <= max(b, 2)]
+        except budget.OutOfTime:
+            if not found:
+                raise
+            break
         kept = 3 if b <= _FEW_TREES and shared == 0.0 else 1
         for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[:kept]:
             if not any(t.first == tree.first and np.allclose(t.weights, tree.weights, rtol=1e-3) for t in found):
@@ -131,7 +137,7 @@ class _Cubic(_RemoveOnly):
 
     def __init__(self, mechanism: Mechanism, options: Cascade, trees: tuple[Tree, ...]) -> None:
         self.mechanism = mechanism
-        self._loss, self._trees = options.discretisation_loss, trees
+        self._loss, self._trees = min(options.discretisation_loss, 1.0), trees
         self._b, self._variance = trees[0].b, max(tree.variance for tree in trees)
         shared = float(trees[0].weights[0])
         # A factor shared by all, if it is not negligible, is integrated exactly instead of being part of the law.
@@ -180,9 +186,6 @@ class _Cubic(_RemoveOnly):
         if not value < plain:
             return Evaluation(plain)
         return Evaluation(float(value), {"tree": self._trees[0].first, "trees": len(self._trees), "threshold": kappa})
-
-    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        return [self.delta_one_way(noise_multiplier, e, direction).value for e in epsilons]
 
     def _law(self, noise_multiplier: float, spare: float) -> Measure:
         key = (noise_multiplier, spare)

@@ -35,6 +35,7 @@ _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 300.0  # of G/σ²; outside, the plai
 _NEGLIGIBLE = 1e-100
 _DENSE_BATCHES = 2000  # batches up to which covariances are held as b × b matrices
 _FEW_BLOCKS = 8
+_GRAMS_HELD = 10  # b × b arrays at a time, while majorants are fitted
 _FAR = 30.0  # a coarse bound this many times above or below a target is not refined
 _STEEP = 9.0  # θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T
 _MANY = 64  # frequencies of a coarse inversion from which another kind is tried
@@ -61,7 +62,8 @@ class Chain(Accountant):
     """Options of the chain accountant.
 
     Attributes:
-      discretisation_loss: the part of the noise multiplier that the spreads may cost; spacings follow its root.
+      discretisation_loss: the part of the noise multiplier that the spreads may cost; spacings follow its root. More
+        than 1 is as 1.
       max_frequencies: frequencies of one inversion at most; with fewer the bound gets looser, never wrong.
     """
 
@@ -76,7 +78,7 @@ class Chain(Accountant):
 
     def __post_init__(self) -> None:
         validation.positive("discretisation_loss", self.discretisation_loss)
-        validation.integer("max_frequencies", self.max_frequencies, at_least=64)
+        validation.integer("max_frequencies", self.max_frequencies, at_least=64, at_most=2**24)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """Fit the majorants.
@@ -96,6 +98,7 @@ class Chain(Accountant):
                 _PreparedChain(mechanism, largest, self, name, model) for name, model in _in_time(mechanism.lags)
             ]
             return Portfolio(self.name, mechanism, [*members, _Unamplified(mechanism, largest)])
+        budget.claim(_GRAMS_HELD * 8.0 * b * b)
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         gram = np.maximum(gram, gram.T)
         largest = float(gram.max())
@@ -110,7 +113,7 @@ def _in_time(lags: Array) -> list[tuple[str, Model]]:
     try:
         for named in stationary_models(lags):
             found.append(named)
-    except budget.OutOfTime:
+    except budget.Exhausted:
         pass
     return found
 
@@ -150,7 +153,7 @@ class _PreparedChain(PreparedAccountant):
         self._plain = _Unamplified(mechanism, largest)
         self._options, self._family, self._model = options, family, model
         self._largest = float(model.variances().max())
-        self._resolution = Resolution().scaled(math.sqrt(options.discretisation_loss / 0.005))
+        self._resolution = Resolution().scaled(math.sqrt(min(options.discretisation_loss, 1.0) / 0.005))
         # What won last time a target was aimed at, and for which largest variance.
         self._routes: dict[tuple[int, float], tuple[Route, float]] = {}
 
@@ -183,7 +186,7 @@ class _PreparedChain(PreparedAccountant):
                 values = self._together(noise_multiplier, [epsilons[k] for k in group], direction, above)
                 for k, value in zip(group, values, strict=True):
                     found[k] = above = min(above, value)
-        except budget.OutOfTime:
+        except budget.Exhausted:
             pass
         return found
 
@@ -256,7 +259,10 @@ class _PreparedChain(PreparedAccountant):
         if close_enough or not self._applies(noise_multiplier, epsilon):
             return plain
         model, sign = self._model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
-        found = self._option(model, epsilon, sign, target)
+        try:
+            found = self._option(model, epsilon, sign, target)
+        except budget.OutOfMemory:
+            return plain
         if found is None or not found[0] < plain.value:
             return plain
         return Evaluation(found[0], {"family": self._family, "frequencies": found[1], "tilt": found[2]})

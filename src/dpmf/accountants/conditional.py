@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._reverse_hazard import Family, ReverseHazards
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.gaussian_loss import gaussian_delta, gaussian_epsilon
@@ -25,6 +25,7 @@ _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 # The range of means (in units of σ) inside which double precision serves; see `_effective_noise` and `_hopeless`.
 _LARGEST_MEAN = 1e5
 _SMALLEST_MEAN = 1e-9
+_GRAMS_HELD = 3  # b × b arrays at a time
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class Conditional(Accountant):
         validation.choice("family", self.family, ("variational", "am-gm"))
         validation.integer("option", self.option, at_least=1, at_most=3)
         validation.probability("bad_event_share", self.bad_event_share)
-        if not isinstance(self.optimise_bad_event, bool):
-            raise validation.wrong("optimise_bad_event", "True or False", self.optimise_bad_event)
+        validation.flag("optimise_bad_event", self.optimise_bad_event)
         try:
             if isinstance(self.temperatures, str | bytes):  # whose elements would be taken for numbers
                 raise TypeError
@@ -99,6 +99,7 @@ class PreparedConditional(PreparedAccountant):
         self.mechanism = mechanism
         self._hazards: dict[Direction, ReverseHazards] = {}
         self._recent: OrderedDict[tuple[float, float, Direction], Mixtures] = OrderedDict()
+        budget.claim(_GRAMS_HELD * 8.0 * mechanism.allocation.batches_per_epoch**2)
         self._largest = math.sqrt(float(mechanism.gram.diagonal().max()))
 
     def reverse_hazards(self, direction: Direction) -> ReverseHazards:

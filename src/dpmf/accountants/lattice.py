@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._lattice_weights import UNIT
 from dpmf.accountants._lognormal_sum import LognormalSum, OptionValue
 from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
@@ -27,6 +27,7 @@ _MOST_GROUPS = {"upper": 64, "lower": 32}
 _CLOSE = 2e-4  # relative differences of variances below this are not worth a group (10⁻⁴ of σ)
 _LARGEST_EPSILON = 500.0
 _NEGLIGIBLE = 1e-100
+_FEWEST_POINTS, _BYTES_PER_POINT = 64, 400
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Lattice(Accountant):
 
     def __post_init__(self) -> None:
         validation.positive("discretisation_loss", self.discretisation_loss)
-        validation.integer("max_points", self.max_points, at_least=64, at_most=2**22)
+        validation.integer("max_points", self.max_points, at_least=_FEWEST_POINTS, at_most=2**22)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """Collect equal diagonal entries of the Gram matrix; a matrix that is not diagonal is refused.
@@ -80,11 +81,18 @@ class _PreparedLattice(PreparedAccountant):
             plain = gaussian_delta(math.sqrt(min(float(variances.max()), 1e300)), epsilon)
         if self._counts.sum() == 1 or plain <= _NEGLIGIBLE:
             return Evaluation(plain, {"points": 0})
-        law = LognormalSum.make(
-            variances, self._counts, side="upper",
-            loss=self._options.discretisation_loss, max_points=self._options.max_points,
-        )  # fmt: skip
+        points = min(self._options.max_points, budget.fitting(_BYTES_PER_POINT))
+        law = None
+        if points < _FEWEST_POINTS:
+            budget.make_do()
+        else:
+            law = LognormalSum.make(
+                variances, self._counts, side="upper",
+                loss=self._options.discretisation_loss, max_points=int(points),
+            )  # fmt: skip
         found = independent_delta(law, epsilon, direction)
+        if found is not None and found.points > points / 2 and points < self._options.max_points:
+            budget.make_do()
         if found is None or found.value >= plain:
             return Evaluation(plain, {"points": 0})
         return Evaluation(found.value, {"points": found.points, "step": found.step, "tilt": found.tilt})

@@ -35,6 +35,7 @@ _MOST_WINDOWS, _PAIR_WORK = 50, 1e6
 _WINDOW_LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _SHARED_CELLS = 24
 _DENSE_BATCHES = 3000  # up to which the Gram matrix is made
+_GRAMS_HELD = 4  # b × b arrays at a time
 _SHORT = 2**20  # iterations up to which sums of the rows of G take no time
 _LEAST_SHARED = 0.02  # of the largest entry: below, a shared part gains nothing
 
@@ -141,7 +142,7 @@ def _largest_in_time(
             search(bounds, noted.append)
             bounds.answers[question] = max(noted)
         return bounds.answers[question]
-    except budget.OutOfTime:
+    except budget.Exhausted:
         if max(noted) == 0 and isinstance(target, Mechanism):
             with budget.unlimited():
                 search(LowerBounds.closed_forms(target), noted.append)
@@ -265,6 +266,7 @@ class LowerBounds:
         if isinstance(strategy, ToeplitzStrategy) and allocation.batches_per_epoch > _DENSE_BATCHES:
             sums, lower = mechanism.gram_sums, lower_sums(strategy, allocation)
             return cls(sums.diagonal, None, error, lower, sums.total)
+        budget.claim(_GRAMS_HELD * 8.0 * allocation.batches_per_epoch**2)
         return cls(np.diagonal(mechanism.gram), mechanism.gram, error)
 
     @classmethod
@@ -364,6 +366,7 @@ class LowerBounds:
         guesses = [min(sign * epsilon / d + d / 2, 30.0 + largest) for d in (typical, largest)]
 
         def value(x: float) -> float:
+            budget.check()
             return _union_value(windows, shifts, self._error, x, epsilon, direction)
 
         grid = np.linspace(max(-38.0, min(guesses) - 4), max(-30.0, max(guesses) + 4), 16)

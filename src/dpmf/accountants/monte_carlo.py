@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import ndtri
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants._sampling import BACKENDS, Backend, Draws, LossSampler, Plan
 from dpmf.accountants.base import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.mechanism import Mechanism
@@ -31,6 +31,7 @@ _MOST_SAMPLES = 10**10  # hours; more was a slip of the finger
 _CONFIDENCE = 0.99  # of the interval reported with an estimate
 _TRUSTED = 30.0  # effective samples below which the normal approximation is not used for that interval
 _MAX_EPSILON = 1e6
+_GRAMS_HELD, _HELD = 4, 64 * 2**20  # b × b arrays, and bytes of samples on their way, at a time
 
 
 def relative_entropy(a: float, b: float) -> float:
@@ -203,8 +204,7 @@ class MonteCarlo(Accountant):
             object.__setattr__(self, "failure_probability", p)
         validation.choice("backend", self.backend, BACKENDS)
         for option in ("importance", "progress"):
-            if not isinstance(getattr(self, option), bool):
-                raise validation.wrong(option, "True or False", getattr(self, option))
+            validation.flag(option, getattr(self, option))
         if self.device is not None and (self.backend == "numpy" or not isinstance(self.device, str)):
             requirement = "None for the numpy backend" if self.backend == "numpy" else "a string or None"
             raise ValueError(f"device must be {requirement}, got {self.device!r}")
@@ -251,6 +251,7 @@ class PreparedMonteCarlo(PreparedAccountant):
         self.options = options
         self.mechanism = mechanism
         self.kind = "estimate" if options.failure_probability is None else "high-probability bound"
+        budget.claim(_GRAMS_HELD * 8.0 * len(mechanism.gram) ** 2 + _HELD)
         self._sampler = LossSampler(mechanism.gram, Backend(options.backend, options.device))
         self._stored: dict[Direction, tuple[float, Plan, list[Draws]]] = {}
 
@@ -357,7 +358,7 @@ class PreparedMonteCarlo(PreparedAccountant):
             if sigma == noise_multiplier:
                 return plan, kept
         plan = self._sampler.plan(noise_multiplier, direction, options.samples, options.importance)
-        if options.samples > _MAX_STORED:
+        if options.samples > min(_MAX_STORED, budget.fitting(32)):
             return plan, self._drawn(plan)
         self._stored.pop(direction, None)  # before the new ones need the memory
         kept = list(self._drawn(plan))
@@ -367,6 +368,7 @@ class PreparedMonteCarlo(PreparedAccountant):
     def _drawn(self, plan: Plan) -> Iterator[Draws]:
         with _progress(self.options.progress, plan) as advance:
             for chunk in self._sampler.draw(plan, self.options.seed):
+                budget.check()
                 advance(chunk.drawn)
                 yield chunk
 

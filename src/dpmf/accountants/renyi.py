@@ -32,6 +32,7 @@ _WIDEST = 32
 _LARGEST_REAL_ORDER = 1e12
 _LARGEST_EPSILON = 1e150  # δ falls with ε, so a bound here serves beyond; products with orders stay in range
 _UPDATES_PER_SECOND = 5e8
+_GRAMS_HELD = 7  # b × b arrays at a time, while bands are cut out
 
 
 def log_conversion_factor(order: np.ndarray | float) -> np.ndarray | float:
@@ -100,7 +101,8 @@ class Renyi(Accountant):
         * the dynamic program adds positive numbers only; underflow is rounded up, rounding error is added back;
         * any order gives a valid bound, so stopping early or a coarse search for the best order costs tightness only.
         """
-        n = mechanism.allocation.iterations
+        n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+        budget.claim(_GRAMS_HELD * 8.0 * b * b)
         gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
         # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
         tables = [table for p in reversed(_widths(gram, self.bandwidth)) for table in _tables(gram, p)]

@@ -16,6 +16,7 @@ from dpmf.cli.options import (
     Json,
     Lower,
     MaxOrder,
+    MemoryBudget,
     NoiseMultiplier,
     Samples,
     Seed,
@@ -56,6 +57,7 @@ def calibrate(
     direction: DirectionName = "both",
     lower: Lower = True,
     time_budget: TimeBudget = None,
+    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier that is guaranteed to give (ε, δ)."""
@@ -70,6 +72,7 @@ def calibrate(
             direction=direction,
             with_lower=lower,
             time_budget=time_budget,
+            memory_budget=memory_budget,
         )
     _print_answer(mechanism, found, "noise_multiplier", as_json)
 
@@ -84,6 +87,7 @@ def epsilon(
     direction: DirectionName = "both",
     lower: Lower = True,
     time_budget: TimeBudget = None,
+    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
     """The ε guaranteed by a noise multiplier at δ."""
@@ -98,6 +102,7 @@ def epsilon(
             direction=direction,
             with_lower=lower,
             time_budget=time_budget,
+            memory_budget=memory_budget,
         )
     _print_answer(mechanism, found, "epsilon", as_json)
 
@@ -112,6 +117,7 @@ def delta(
     direction: DirectionName = "both",
     lower: Lower = True,
     time_budget: TimeBudget = None,
+    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
     """The δ guaranteed by a noise multiplier at ε."""
@@ -126,6 +132,7 @@ def delta(
             direction=direction,
             with_lower=lower,
             time_budget=time_budget,
+            memory_budget=memory_budget,
         )
     _print_answer(mechanism, found, "delta", as_json)
 
@@ -145,6 +152,7 @@ def profile(
         bool, typer.Option("--lower", help="Also certified lower bounds, in a column of their own.")
     ] = False,
     time_budget: TimeBudget = None,
+    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
     """δ(ε) over a range of ε."""
@@ -162,6 +170,7 @@ def profile(
             direction=direction,
             with_lower=lower,
             time_budget=time_budget,
+            memory_budget=memory_budget,
         )
     if writer is not None:
         writer(mechanism, found)

@@ -36,6 +36,7 @@ _OPTION_OF = {
     "iterations": "--iterations",
     "matrix": "--file: matrix",
     "max_order": "--max-order",
+    "memory_budget": "--memory-budget",
     "noise_multiplier": "--noise-multiplier",
     "port": "--port",
     "samples": "--samples",
@@ -95,6 +96,9 @@ WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates per n
 Tolerance = Annotated[float | None, typer.Option(help="Gap to the lower bound that is close enough (auto).")]
 TimeBudget = Annotated[
     float | None, typer.Option(help="Seconds after which the best bound reached so far is the answer.")
+]
+MemoryBudget = Annotated[
+    float | None, typer.Option(help="Bytes of arrays at a time: the best bound within them is the answer, e.g. 2e9.")
 ]
 Samples = Annotated[int | None, typer.Option(help="Samples (monte-carlo).")]
 Seed = Annotated[int | None, typer.Option(help="Seed (monte-carlo).")]
