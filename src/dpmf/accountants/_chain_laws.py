@@ -15,14 +15,15 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from dpmf import budget
+from dpmf.accountants._band import Band
 from dpmf.accountants._transfer import UNIT, Spread, TermTable, Transform, hat_weights
 from dpmf.kernels.chain import multiply_terms
 from dpmf.strategies.base import Array
 
 _CLASSES = 40  # of nugget variances, and 1/256 of an octave for innovations: both rounded to the larger covariance
 _FINEST, _USUAL = 0.7, 600  # spacings of a short line, and the length from which they are the usual ones
-_SINGLE_THREADED = 2**18  # multiplications in a matrix product
-_CHUNK = 2**18  # doubles held per batch of frequencies
+_CHUNK = 2**17  # doubles of values that are worked on at a time
+_FREQUENCIES = 32
 _BYTES_PER_DOUBLE = 64  # with copies, on a few threads, where memory is limited
 _LOW, _HIGH = -4.5, 4.5  # where a spread may end on the side on which it only moves mass
 _LEAST_VALUE = 1e-18  # smaller values are bounded by about this much
@@ -118,7 +119,8 @@ def in_chunks(transform: Transform, s: np.ndarray, width: int) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
             return transform(part)
 
-    parts = [s[k : k + width] for k in range(0, len(s), width)]
+    # An even number of parts, so that two threads have the same to do.
+    parts = np.array_split(s, min(len(s), 2 * math.ceil(len(s) / width / 2)))
     workers = min(len(parts), os.cpu_count() or 1, 8 if budget.fitting(1.0) == math.inf else 2)
     if workers < 2:
         return np.concatenate([quietly(part) for part in parts])
@@ -140,6 +142,9 @@ class Law:
         self.strike, self.sign, self.terms = strike, sign, terms
         # Tails that are added rather than moved should be small beside the value, about `likely` times n (or K).
         likely = min(max(likely, _LEAST_VALUE), 0.1)
+        # Entries of a step so small that all paths through them are worth less than that, too: on each of them a call
+        # is worth less than nK, a put less than K.
+        self._negligible = 1e-5 * likely * min(1.0, terms / strike) / terms / (terms if sign > 0 else 1)
         self._reach = -float(ndtri(1e-3 * likely))
         self._deep = -float(ndtri(1e-3 * likely / terms))
 
@@ -206,15 +211,17 @@ class LineLaw(Law):
         root = math.sqrt(float((smooth + model.nuggets).max()))
         self._terms_table = self._table(float(y.min()), float(y.max()), root, resolution.term, nuggets)
         self._rows, self._shares = self._terms_table.locate(y)
-        self.surplus = self._tails(model, y, start, top_deviation) * (1 + 1e-9)
+        self.surplus = (self._tails(model, y, start, top_deviation) + self._skipped()) * (1 + 1e-9)
 
     def _steps(self, innovations: Array, spacing: float, slope: float) -> None:
         """Transition matrices, one per class of innovation variance (rounded down: that raises correlations)."""
         self._matrices: list[Array | None] = []
+        self._bands: list[Band | None] = []
         self._left: list[Array] = []
         if len(self._nodes) == 1:
             self._step_kinds = np.zeros(len(innovations), dtype=np.int64)
             self._matrices, self._left, self._classes = [None], [np.zeros(1)], np.zeros(1)
+            self._bands = [None]
             return
         narrow = np.sqrt(innovations) < spacing / 20
         level = np.floor(np.log2(np.where(narrow, 1.0, innovations)) * 256 * (1 + 1e-12))
@@ -223,13 +230,29 @@ class LineLaw(Law):
         for value in self._classes:
             if value == -np.inf:
                 self._matrices.append(None)
+                self._bands.append(None)
                 self._left.append(np.zeros(len(self._nodes)))
                 continue
             variance = 2.0 ** (value / 256)
             means = math.sqrt(max(0.0, 1 - variance)) * self._nodes
             matrix, left = hat_weights(self._nodes, means, math.sqrt(variance), slope)
             self._matrices.append(matrix)
+            self._bands.append(Band.of(matrix, self._negligible / len(self._nodes)))
             self._left.append(left)
+
+    def _skipped(self) -> float:
+        """What all paths through entries that were left out are worth: their mass, times nK for calls, K for puts."""
+        mass = sum(band.left_out for kind in self._step_kinds.tolist() if (band := self._bands[kind]) is not None)
+        return mass * self.strike * (self.terms if self.sign > 0 else 1)
+
+    @property
+    def _summands(self) -> int:
+        """Of the longest sums in the steps of the chain, all together."""
+        return sum(band.summands for kind in self._step_kinds.tolist() if (band := self._bands[kind]) is not None)
+
+    def _together(self) -> int:
+        """Frequencies that are worked on together."""
+        return min((band.widest() // 2 for band in self._bands if band is not None), default=_FREQUENCIES)
 
     def _tails(self, model: LineModel, y: Array, start: Spread, top: float) -> float:
         """What is added to the option's value for spreads that end, tables that end and nodes at −∞."""
@@ -276,25 +299,28 @@ class LineLaw(Law):
         units for interpolation and a complex product; at the end the sum over all nodes.
         """
         nodes, factors = len(self._nodes), len(self._static.nodes)
-        per_index = nodes + self._terms_table.summands + 16
-        return 1.05 * UNIT * (self.terms * per_index + nodes * factors + 16)
+        per_index = self._terms_table.summands + 16
+        return 1.05 * UNIT * (self.terms * per_index + self._summands + nodes * factors + 16)
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""
-        states = len(self._nodes) * len(self._static.nodes)
-        # Matrix products small enough that a BLAS does not start threads for them.
-        held = int(min(_CHUNK, budget.fitting(_BYTES_PER_DOUBLE)))
-        width = max(2, min(held // (2 * states), _SINGLE_THREADED // (2 * len(self._nodes) ** 2)))
-        return in_chunks(self._transform, s, width)
+        held = min(_CHUNK, budget.fitting(_BYTES_PER_DOUBLE)) / (2 * len(self._nodes))
+        return in_chunks(self._transform, s, max(2, min(_FREQUENCIES, int(held), self._together())))
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         tables = self._terms_table.transforms(s)
         nodes, factors = len(self._nodes), len(self._static.nodes)
-        values = np.zeros((factors * nodes, 2, len(s)))
-        values[:, 0] = 1.0
-        for i in range(self.terms - 1, -1, -1):
-            multiply_terms(values, tables[self._kinds[i]], self._rows[i].ravel(), self._shares[i].ravel())
-            if i > 0 and (matrix := self._matrices[self._step_kinds[i - 1]]) is not None:
-                values = np.matmul(matrix, values.reshape(factors, nodes, -1)).reshape(values.shape)
-        start = np.einsum("z,zxk,x->k", self._static.weights, values.reshape(factors, nodes, -1), self._start)
-        return np.asarray(start[: len(s)] + 1j * start[len(s) :])
+        total = np.zeros(2 * len(s))
+        some = max(1, _CHUNK // (2 * nodes * len(s)))
+        for begin in range(0, factors, some):
+            part = slice(begin, min(begin + some, factors))
+            values = np.zeros(((part.stop - begin) * nodes, 2, len(s)))
+            values[:, 0] = 1.0
+            for i in range(self.terms - 1, -1, -1):
+                rows, shares = self._rows[i, part].ravel(), self._shares[i, part].ravel()
+                multiply_terms(values, tables[self._kinds[i]], rows, shares)
+                if i > 0 and (band := self._bands[self._step_kinds[i - 1]]) is not None:
+                    values = band.apply(values.reshape(-1, nodes, 2 * len(s))).reshape(values.shape)
+            weights = np.outer(self._static.weights[part], self._start).ravel()
+            total += weights @ values.reshape(len(weights), -1)
+        return np.asarray(total[: len(s)] + 1j * total[len(s) :])

@@ -50,7 +50,11 @@ def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     if width > _NARROW:
         found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))
     wraps = gram[0, -1] > 0.5 * gram[0, 1]
-    found.append(("ring", ring_chain(gram, emphasis)) if wraps else ("line", line_chain(gram, emphasis)))
+    chains: list[tuple[str, LineModel]] = [("ring", ring_chain(gram, emphasis))] if wraps else []
+    if not wraps or np.all(gram > 0):
+        # Over epochs of long memory nothing is zero, and the line need not dominate a whole ring: only G.
+        chains.append(("line", line_chain(gram, emphasis)))
+    found.append(min(chains, key=lambda named: cost_of(named[1], gram, emphasis)))
     return [(f"{name} {emphasis:g}", model) for name, model in found if model is not None]
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from dpmf.accountants._band import Band
 from dpmf.accountants._chain_laws import Law, LineLaw, Resolution, chain_covariance, classes_of, in_chunks
 from dpmf.accountants._transfer import UNIT, hat_weights
 from dpmf.kernels.chain import multiply_terms, trace_of_power
 from dpmf.strategies.base import Array
 
 _STATES = 2**17  # doubles of values that are worked on at a time
-_SINGLE_THREADED = 2**18  # multiplications in a matrix product
 _FREQUENCIES = 24
 
 
@@ -121,6 +121,7 @@ class RenewalLaw(LineLaw):
         if len(x) > 1:
             root = math.sqrt(float(innovations[0]))
             self._first, lost = hat_weights(x, float(model.correlations[0]) * s, root, slope)
+        self._arrival = Band.of(self._first, self._negligible / len(x))
         self._start = self._outer.weights @ self._first
         smooth = model.right**2 + model.deviations**2
         self._static_part = model.right[:, None] * s - smooth[:, None] / 2
@@ -128,7 +129,12 @@ class RenewalLaw(LineLaw):
         high = float((self._static_part.max(axis=1) + model.deviations * x[-1]).max())
         largest = math.sqrt(float((smooth + model.nuggets).max()))
         self._terms_table = self._table(low, high, largest, resolution.term, nuggets)
-        self.surplus = self._block_tails(model, top, float(self._outer.weights @ lost)) * (1 + 1e-9)
+        self.surplus = self._block_tails(model, top, float(self._outer.weights @ lost))
+        self.surplus = (self.surplus + self._skipped()) * (1 + 1e-9)
+
+    def _skipped(self) -> float:
+        arrivals = self._arrival.left_out * self.strike * (self.terms if self.sign > 0 else 1)
+        return self._model.blocks * (super()._skipped() + arrivals)
 
     def _block_tails(self, model: RenewalModel, top: float, lost: float) -> float:
         """What is added to the option's value for spreads that end, tables that end and nodes at −∞."""
@@ -173,13 +179,12 @@ class RenewalLaw(LineLaw):
         block the start and the products of matrices, complex in both factors.
         """
         nodes, separators = len(self._nodes), len(self._outer.nodes)
-        per_index, per_block = nodes + self._terms_table.summands + 16, nodes + 4 * separators + 16
-        return 1.05 * UNIT * (self.terms * per_index + self._model.blocks * per_block)
+        per_index, per_block = self._terms_table.summands + 16, nodes + 4 * separators + 16
+        return 1.05 * UNIT * (self.terms * per_index + self._model.blocks * (self._summands + per_block))
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""
-        width = max(2, min(_FREQUENCIES, _SINGLE_THREADED // (2 * len(self._nodes) ** 2)))
-        return in_chunks(self._transform, s, width)
+        return in_chunks(self._transform, s, max(2, min(_FREQUENCIES, self._together())))
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         model, tables = self._model, self._terms_table.transforms(s)
@@ -187,7 +192,7 @@ class RenewalLaw(LineLaw):
         matrices = np.empty((separators, separators, 2, len(s)))
         batch = max(1, _STATES // (2 * nodes * len(s)))
         for begin in range(0, separators, batch):
-            found = np.matmul(self._first, self._block(tables, slice(begin, begin + batch), len(s)))
+            found = self._arrival.apply(self._block(tables, slice(begin, begin + batch), len(s)))
             matrices[:, begin : begin + batch] = np.moveaxis(found, 0, 1).reshape(separators, -1, 2, len(s))
         matrices *= self._outer.weights[:, None, None]
         if not model.closed:
@@ -209,8 +214,8 @@ class RenewalLaw(LineLaw):
             y = (static[i][:, None] + self._model.deviations[i] * self._nodes).ravel()
             row, share = self._terms_table.locate(y)
             multiply_terms(values, tables[self._kinds[i]], row, share)
-            if i > 0 and (matrix := self._matrices[self._step_kinds[i - 1]]) is not None:
-                values = np.matmul(matrix, values.reshape(count, nodes, -1)).reshape(values.shape)
+            if i > 0 and (band := self._bands[self._step_kinds[i - 1]]) is not None:
+                values = band.apply(values.reshape(count, nodes, -1)).reshape(values.shape)
         return values.reshape(count, nodes, -1)
 
 

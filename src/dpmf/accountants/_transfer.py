@@ -25,6 +25,7 @@ _WEIGHT_FLOOR = 1e-34  # where the quadrature's relative error is not under cont
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.5
+_FARTHEST = 13.0  # deviations: what is beyond has a probability below 10⁻³⁷
 _MOST_SMOOTHING = 6.0  # ηθ, which costs a factor e^(18): the plain Gaussian mechanism does better
 _MOST_EXCESS = 8.0  # log of how much larger than at its saddle M may be on the line that is integrated along
 _NARROWEST = 20  # a standard deviation below spacing/20 is not worth resolving
@@ -52,13 +53,19 @@ def hat_weights(nodes: Array, means: Array, deviation: float, slope: float) -> t
     share = np.stack((measure * (1 - upper), measure * upper), axis=1)
     weights = np.zeros((len(means), len(nodes)))
     budget.claim(24.0 * len(means) * len(nodes))
-    rows = max(1, int(min(4e6, budget.fitting(40)) / (len(nodes) * len(offset))))
+    # Only the cells within _FARTHEST deviations: all others have weights far below the floor.
+    cells = min(len(nodes) - 1, math.ceil(2 * _FARTHEST * deviation / spacing) + 2)
+    nearest = np.floor((means - _FARTHEST * deviation - nodes[0]) / spacing)
+    first = np.clip(nearest, 0, len(nodes) - 1 - cells).astype(np.int64)
+    rows = max(1, int(min(4e6, budget.fitting(40)) / (cells * len(offset))))
     for start in range(0, len(means), rows):
         budget.check()
-        z = ((nodes[:-1] - means[start : start + rows, None])[:, :, None] + offset) / deviation
+        some = np.arange(start, min(start + rows, len(means)))[:, None]
+        columns = first[some] + np.arange(cells)
+        z = ((nodes[columns] - means[some])[:, :, None] + offset) / deviation
         cell = np.exp(-0.5 * z * z) @ share
-        weights[start : start + rows, :-1] += cell[:, :, 0]
-        weights[start : start + rows, 1:] += cell[:, :, 1]
+        weights[some, columns] += cell[:, :, 0]
+        weights[some, columns + 1] += cell[:, :, 1]
     weights[:, -1] += ndtr((means - nodes[-1]) / deviation)
     start_z = (nodes[0] - means) / deviation
     below = ndtr(start_z)
