@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpmf import strategies
+from dpmf.accountants._band import Band
 from dpmf.accountants._chain_laws import LineModel, Resolution, chain_covariance
+from dpmf.accountants._families import candidates, cost_of
 from dpmf.accountants._majorants import line_chain, raised, ring_chain, shared_factor
 from dpmf.accountants._puts import invert_puts
 from dpmf.accountants._separators import SeparatorModel, separators
@@ -343,3 +345,55 @@ def test_separators_against_quadrature(blocks, closed, direction):
     for sigma, epsilon in ((2.0, 0.3), (0.8, 1.5)):
         exact = own_delta(model, sigma, epsilon, direction)
         assert exact <= member.delta_one_way(sigma, epsilon, direction).value <= exact * 1.06
+
+
+def test_steps_without_their_negligible_entries():
+    nodes = -4.5 + 0.05 * np.arange(240)
+    matrix, _ = hat_weights(nodes, 0.98 * nodes, math.sqrt(1 - 0.98**2), 0.0)
+    band = Band.of(matrix, 1e-12)
+    values = np.random.default_rng(0).normal(size=(2, len(nodes), 5))
+    kept = np.zeros_like(matrix)
+    for rows, columns, piece in band.pieces:
+        kept[rows, columns] = piece
+    assert np.count_nonzero(kept) < matrix.size / 2
+    np.testing.assert_array_equal(kept[kept > 0], matrix[kept > 0])
+    assert matrix[kept == 0].max() <= 1e-12
+    assert (matrix - kept).sum(axis=1).max() <= band.left_out
+    np.testing.assert_allclose(band.apply(values), kept @ values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_is_left_out_of_steps_is_added(direction, monkeypatch):
+    """Far more is left out than ever is: the bound with what is added for it stays above the one that leaves nothing
+    out, and above the majorant's own value."""
+    model = LineModel(np.full(3, 0.5), np.full(3, 0.8), np.full(2, 0.9), np.zeros(3))
+    sign, epsilon = (1, 0.5) if direction == "remove" else (-1, 0.5)
+    laws = []
+    for least in (0.0, 1e-5):
+        monkeypatch.setattr(Band, "of", lambda matrix, _, least=least, of=Band.of: of(matrix, least))
+        laws.append(model.law(3 * math.exp(sign * epsilon), sign, Resolution(), 1e-6))
+        monkeypatch.undo()
+    whole, part = laws
+    mass = [law.transform(np.zeros(1, dtype=complex))[0].real for law in laws]
+    assert mass[1] < mass[0]
+    assert part.surplus - whole.surplus >= (mass[0] - mass[1]) * part.strike * (3 if sign > 0 else 1)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_rough_profiles_are_bounds_too(direction):
+    mechanism = Mechanism(strategies.bisr(3), BallsInBins(2, 12))
+    for member in Chain().prepare(mechanism).members():
+        epsilons = [0.0, 0.5, 1.5]
+        fine, rough = member.deltas_one_way(1.5, epsilons, direction), member.rough_deltas(1.5, epsilons, direction)
+        for least, value in zip(fine, rough, strict=True):
+            assert least * (1 - 1e-3) <= value <= 1.5 * least + 1e-13
+
+
+def test_long_memory_over_epochs_need_not_dominate_a_ring():
+    """BandInvMF wraps around, but its Gram matrix is far from circulant: the line is closer."""
+    gram = Mechanism(strategies.bandinvmf(4), BallsInBins(10, 40)).gram
+    gram = np.maximum(gram, gram.T)
+    ((name, model),) = candidates(gram, 0.0)
+    assert name == "line 0"
+    assert np.all(model.covariance() >= gram)
+    assert cost_of(model, gram, 0.0) < cost_of(ring_chain(gram, 0.0), gram, 0.0)

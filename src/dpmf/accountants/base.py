@@ -19,6 +19,9 @@ from dpmf.mechanism import Mechanism
 from dpmf.search import least_noise
 
 Direction = Literal["remove", "add"]
+_FEW = 6  # points of a profile up to which every member is asked about each
+_NEARLY = 1.03  # as good
+_TOO_SMALL = 1e-13  # a δ that nobody compares
 DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
 RELATIONS = ("both", "remove", "add")
 
@@ -52,6 +55,10 @@ class PreparedAccountant(ABC):
     ) -> Evaluation:
         """As `delta_one_way`, for accountants whose bound depends on the δ aimed at."""
         return self.delta_one_way(noise_multiplier, epsilon, direction)
+
+    def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """Bounds that cost less and may be a few percent larger: they tell which accountant to ask."""
+        return self.deltas_one_way(noise_multiplier, epsilons, direction)
 
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         """The least ε ≥ 0 found with a bound δ(ε) ≤ `delta`, to a relative 10⁻⁴; infinity where none was found.
@@ -191,32 +198,47 @@ class Portfolio(PreparedAccountant):
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         members = self.members()
         best = [1.0] * len(epsilons)
-        # On a long grid each point is left to those that win at the probes around it: any choice gives valid bounds.
-        probes = range(len(epsilons))
-        if len(epsilons) > 6 and len(members) > 1:
-            probes = sorted({round(k * (len(epsilons) - 1) / 2) for k in range(3)})  # type: ignore[assignment]
-        table = [(m, m.deltas_one_way(noise_multiplier, [epsilons[k] for k in probes], direction)) for m in members]
-        for place, k in enumerate(probes):
-            best[k] = min(row[place] for _, row in table)
-        # One that is nearly as good at most of them spares the others.
-        overall = min(table, key=lambda row: sum(math.log(max(value, 1e-300)) for value in row[1]))
-        winners = [
-            overall[0]
-            if overall[1][place] <= 1.03 * best[k]
-            else min(table, key=lambda row, place=place: row[1][place])[0]  # type: ignore[misc]
-            for place, k in enumerate(probes)
-        ]
-        for member in {id(w): w for w in winners}.values():
-            near = [
-                k
-                for place, (low, high) in enumerate(pairwise(probes))
-                if member in (winners[place], winners[place + 1])
-                for k in range(low + 1, high)
-            ]
+        places = range(len(epsilons))
+        if len(epsilons) <= _FEW or len(members) == 1:
+            asked = [(member, list(places)) for member in members]
+        else:
+            asked = self._asked(members, noise_multiplier, epsilons, direction)
+        for member, near in asked:
             found = member.deltas_one_way(noise_multiplier, [epsilons[k] for k in near], direction)
             for k, value in zip(near, found, strict=True):
                 best[k] = min(best[k], value)
         return best
+
+    @staticmethod
+    def _asked(
+        members: Sequence[PreparedAccountant], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
+    ) -> list[tuple[PreparedAccountant, list[int]]]:
+        """Each point of a long grid is left to those that win at the probes around it: any choice is valid."""
+        probes = [0, len(epsilons) // 2, len(epsilons) - 1]
+        table = []
+        for member in members:
+            try:
+                found = member.rough_deltas(noise_multiplier, [epsilons[k] for k in probes], direction)
+            except budget.Exhausted:
+                found = [1.0] * len(probes)
+            table.append((member, [max(value, _TOO_SMALL) for value in found]))
+        best = [min(row[place] for _, row in table) for place in range(len(probes))]
+        # One that is nearly as good at most of them spares the others.
+        overall = min(table, key=lambda row: sum(math.log(value) for value in row[1]))
+        winners = [
+            overall[0] if overall[1][place] <= _NEARLY * least else min(table, key=lambda row, at=place: row[1][at])[0]  # type: ignore[misc]
+            for place, least in enumerate(best)
+        ]
+        asked = []
+        for member in {id(winner): winner for winner in winners}.values():
+            near = {
+                k
+                for place, (low, high) in enumerate(pairwise(probes))
+                if member in winners[place : place + 2]
+                for k in range(low, high + 1)
+            }
+            asked.append((member, sorted(near)))
+        return asked
 
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         reasons = [member.unreachable(epsilon, delta, direction) for member in self._members]

@@ -190,6 +190,10 @@ class _PreparedChain(PreparedAccountant):
             pass
         return found
 
+    def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """On coarse nodes, which are spreads, too."""
+        return [self._bound(noise_multiplier, epsilon, direction, None, rough=True).value for epsilon in epsilons]
+
     def _together(
         self, noise_multiplier: float, epsilons: list[float], direction: Direction, above: float
     ) -> list[float]:
@@ -253,21 +257,25 @@ class _PreparedChain(PreparedAccountant):
         variance = self._largest / noise_multiplier**2
         return _LEAST_VARIANCE <= variance <= _LARGEST_VARIANCE and epsilon <= _LARGEST_EPSILON
 
-    def _bound(self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None) -> Evaluation:
+    def _bound(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None, rough: bool = False
+    ) -> Evaluation:
         plain = self._plain.delta_one_way(noise_multiplier, epsilon, direction)
         close_enough = plain.value <= (_NEGLIGIBLE if target else _LEAST_DELTA)
         if close_enough or not self._applies(noise_multiplier, epsilon):
             return plain
         model, sign = self._model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
         try:
-            found = self._option(model, epsilon, sign, target)
+            found = self._option(model, epsilon, sign, target, rough)
         except budget.OutOfMemory:
             return plain
         if found is None or not found[0] < plain.value:
             return plain
         return Evaluation(found[0], {"family": self._family, "frequencies": found[1], "tilt": found[2]})
 
-    def _option(self, model: Model, epsilon: float, sign: int, target: float | None) -> tuple[float, int, float] | None:
+    def _option(
+        self, model: Model, epsilon: float, sign: int, target: float | None, rough_only: bool
+    ) -> tuple[float, int, float] | None:
         n = model.size
         slip = self._slip(model, epsilon)
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
@@ -287,7 +295,7 @@ class _PreparedChain(PreparedAccountant):
                 return None
             tilt, log_bound = start
             # Chernoff's bound, good enough for what nobody asks about.
-            enough = target / _FAR if target else _LEAST_DELTA
+            enough = target / _FAR if target else _PROFILE_FLOOR if rough_only else _LEAST_DELTA
             if math.exp(min(log_bound, 600.0)) * scale < enough:
                 chernoff = self._chernoff(model, strike, sign, tilt, enough) * scale
                 if chernoff <= enough:
@@ -297,7 +305,7 @@ class _PreparedChain(PreparedAccountant):
         if rough is not None:
             bound = (rough.value + coarse.surplus) * scale
             likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
-            if target and not target / _FAR <= bound <= target * _FAR:
+            if rough_only or (target and not target / _FAR <= bound <= target * _FAR):
                 return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
             if target and route is not None:
                 self._routes[sign, epsilon] = route, largest
