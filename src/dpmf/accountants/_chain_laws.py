@@ -182,6 +182,8 @@ class LineLaw(Law):
       for l ≤ c ≤ last node ≤ x_i; so the bound with l = c for every later j is in closed form given the node before,
       and is summed over the discretised law of that node.
     * put: at the node −∞ the put is worth at most K.
+    * entries left out of steps (`Band`): every a_i is cut at K (`TermTable`), so a path is worth at most nK to a call
+      and K to a put; that, times the mass left out in each step, is added.
     """
 
     def __init__(self, model: LineModel, strike: float, sign: int, resolution: Resolution, likely: float) -> None:

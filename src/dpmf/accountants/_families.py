@@ -25,6 +25,7 @@ Model: TypeAlias = LineModel | SeparatorModel | RenewalModel
 Candidate: TypeAlias = tuple[str, Model]
 
 EMPHASES = (0.0, 3.0)
+_STEEP = 6.0
 _CLOSE = 0.06  # a second candidate is kept if its cost is at most this much above the best one's
 _NARROW = 3  # bandwidth below which separators are all that is needed
 
@@ -36,6 +37,10 @@ def models(gram: Array) -> list[Candidate]:
         with suppress(budget.OutOfTime):
             for emphasis in EMPHASES:
                 kept += _screened(candidates(gram, emphasis), gram, emphasis)
+            if np.all(gram > 0) and _wraps(gram):
+                # A ring costs next to nothing to fit, and rings for small and for large ε are often the same.
+                steep = f"ring {_STEEP:g}", ring_chain(gram, _STEEP)
+                kept += [named for named in _screened([*kept, steep], gram, _STEEP)[:1] if named is steep]
     unique: list[Candidate] = []
     for name, model in kept:
         if not any(np.array_equal(model.variances(), other.variances()) for _, other in unique):
@@ -49,13 +54,16 @@ def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     width = cyclic_bandwidth(gram)
     if width > _NARROW:
         found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))
-    wraps = gram[0, -1] > 0.5 * gram[0, 1]
-    chains: list[tuple[str, LineModel]] = [("ring", ring_chain(gram, emphasis))] if wraps else []
-    if not wraps or np.all(gram > 0):
+    chains = [("ring", ring_chain(gram, emphasis))] if _wraps(gram) else []
+    if not chains or np.all(gram > 0):
         # Over epochs of long memory nothing is zero, and the line need not dominate a whole ring: only G.
         chains.append(("line", line_chain(gram, emphasis)))
     found.append(min(chains, key=lambda named: cost_of(named[1], gram, emphasis)))
     return [(f"{name} {emphasis:g}", model) for name, model in found if model is not None]
+
+
+def _wraps(gram: Array) -> bool:
+    return bool(gram[0, -1] > 0.5 * gram[0, 1])
 
 
 def cost_of(model: Model, gram: Array, emphasis: float) -> float:
