@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +15,7 @@ from soundness.cases import Finding, check_problem
 from soundness.journal import Journal, Row, worked
 
 FORMAT = 2
+_SECONDS = 600.0  # for all questions about one problem
 HARNESS = tuple(f"soundness/{name}.py" for name in ("campaign", "cases", "plans", "problems", "truth"))
 
 
@@ -23,7 +27,8 @@ def header(seed: int, light: bool = False) -> dict[str, Any]:
 
 def to_row(seed: int, light: bool, index: int) -> Row:
     """The problem of this index, checked, as a line of the journal."""
-    problem, findings = check_problem(seed, index, light)
+    with _at_most(_SECONDS):
+        problem, findings = check_problem(seed, index, light)
     return {
         "index": index,
         "family": problem.family,
@@ -31,6 +36,25 @@ def to_row(seed: int, light: bool, index: int) -> Row:
         "findings": [_compact(f) for f in findings],
         "violations": [violation(problem.mechanism.name, problem.noise_multiplier, f) for f in findings if not f.sound],
     }
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """What takes longer is interrupted, and counts as a violation: an accountant that hangs gives no answer."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _compact(f: Finding) -> list[Any]:

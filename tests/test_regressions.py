@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from soundness.truth import true_delta
 import dpmf
 from dpmf.accountants import Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
 from dpmf.accountants._chain_laws import LineModel, Resolution
+from dpmf.accountants._tilt import TiltedMoments
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
@@ -159,3 +161,13 @@ def test_a_figure_database_with_another_table_is_one_line(tmp_path: Path) -> Non
         connection.execute("ALTER TABLE results RENAME COLUMN finished TO ended")
     with Store.open(path) as store, pytest.raises(ValueError, match="is damaged: no such column"):
         list(store)
+
+
+def test_a_tilt_beyond_the_root_of_the_largest_number() -> None:
+    """The product of the two ends of a bisection overflowed, and it went on for ever."""
+    tilt, log_bound = TiltedMoments(np.array([1000.0]), np.array([7]), -1, 1.19e-166).saddle(1.19e-166)
+    assert 0 < tilt < math.inf
+    assert math.isfinite(log_bound)
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 7))
+    found = dpmf.delta(mechanism, noise_multiplier=1000**-0.5, epsilon=384.0, direction="add", with_lower=True)
+    assert 0 <= found.lower <= found.delta <= 1

@@ -483,3 +483,13 @@ def test_the_truth_knows_how_small_it_can_be_computed():
     truth = true_delta(s, 21.070420830112703, "remove")
     assert truth.low <= 2.6939e-38 <= truth.high
     assert lower_delta(s, 1.0, 21.070420830112703, "remove") <= truth.high
+
+
+def test_a_hang_is_a_violation():
+    def forever() -> float:
+        while True:
+            time.sleep(0.01)
+
+    with campaign._at_most(0.2):
+        _, problem = cases._guarded(forever)
+    assert problem == "TimeoutError: no answer within 0.2 s"

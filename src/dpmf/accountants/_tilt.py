@@ -51,7 +51,7 @@ class TiltedMoments:
             while slope(low) >= 0 and low * strike > 1e-12:
                 low, high = low / 4, low
         while high > 1.02 * low:
-            middle = math.sqrt(low * high)
+            middle = math.sqrt(low) * math.sqrt(high)  # their product may overflow
             low, high = (middle, high) if slope(middle) < 0 else (low, middle)
 
         def log_bound(theta: float) -> float:
@@ -63,6 +63,6 @@ class TiltedMoments:
             while log_bound(low) < _LEAST_LOG_VALUE:
                 low /= 2
             while high > 1.02 * low:
-                middle = math.sqrt(low * high)
+                middle = math.sqrt(low) * math.sqrt(high)  # their product may overflow
                 low, high = (low, middle) if log_bound(middle) < _LEAST_LOG_VALUE else (middle, high)
         return high, log_bound(high)

@@ -166,7 +166,7 @@ def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, to
             if low < start / LARGEST_RATIO:
                 return
     while high > low * (1 + tolerance):
-        middle = math.sqrt(low * high)
+        middle = math.sqrt(low) * math.sqrt(high)
         low, high = (middle, high) if misses(middle) else (low, middle)
 
 
