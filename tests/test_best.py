@@ -105,3 +105,15 @@ def test_options_reach_the_renyi_part() -> None:
 def test_bad_members() -> None:
     with pytest.raises(ValueError, match="accountants must be"):
         Best(accountants=("renyi",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_a_profile_does_not_depend_on_the_order_of_its_points(direction: str) -> None:
+    """Members are compared at the smallest ε first: at large ones all of them may be next to nothing."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(2, 12))
+    prepared = Best().prepare(mechanism)
+    epsilons = [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 12.0]
+    upwards = prepared.deltas_one_way(1.5, epsilons, direction)
+    downwards = prepared.deltas_one_way(1.5, epsilons[::-1], direction)
+    assert downwards[::-1] == upwards
+    assert upwards == sorted(upwards, reverse=True)

@@ -21,7 +21,7 @@ from dpmf.search import least_noise
 Direction = Literal["remove", "add"]
 _FEW = 6  # points of a profile up to which every member is asked about each
 _NEARLY = 1.03  # as good
-_TOO_SMALL = 1e-13  # a δ that nobody compares
+_SMALL, _TOO_SMALL = 1e-8, 1e-13  # a δ beyond which accountants are not compared again, and one that never is
 DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
 RELATIONS = ("both", "remove", "add")
 
@@ -214,15 +214,19 @@ class Portfolio(PreparedAccountant):
         members: Sequence[PreparedAccountant], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
     ) -> list[tuple[PreparedAccountant, list[int]]]:
         """Each point of a long grid is left to those that win at the probes around it: any choice is valid."""
-        probes = [0, len(epsilons) // 2, len(epsilons) - 1]
-        table = []
-        for member in members:
-            try:
-                found = member.rough_deltas(noise_multiplier, [epsilons[k] for k in probes], direction)
-            except budget.Exhausted:
-                found = [1.0] * len(probes)
-            table.append((member, [max(value, _TOO_SMALL) for value in found]))
-        best = [min(row[place] for _, row in table) for place in range(len(probes))]
+        order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
+        probes = [0, len(order) // 2, len(order) - 1]
+        table: list[tuple[PreparedAccountant, list[float]]] = [(member, []) for member in members]
+        best: list[float] = []
+        for k in probes:
+            for member, row in table:
+                # Beyond a δ this small, whoever won before is good enough.
+                row.append(
+                    row[-1]
+                    if best and best[-1] < _SMALL
+                    else _rough(member, noise_multiplier, epsilons[order[k]], direction)
+                )
+            best.append(min(row[-1] for _, row in table))
         # One that is nearly as good at most of them spares the others.
         overall = min(table, key=lambda row: sum(math.log(value) for value in row[1]))
         winners = [
@@ -232,7 +236,7 @@ class Portfolio(PreparedAccountant):
         asked = []
         for member in {id(winner): winner for winner in winners}.values():
             near = {
-                k
+                order[k]
                 for place, (low, high) in enumerate(pairwise(probes))
                 if member in winners[place : place + 2]
                 for k in range(low, high + 1)
@@ -243,6 +247,13 @@ class Portfolio(PreparedAccountant):
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         reasons = [member.unreachable(epsilon, delta, direction) for member in self._members]
         return reasons[-1] if reasons and all(reasons) else None
+
+
+def _rough(member: PreparedAccountant, noise_multiplier: float, epsilon: float, direction: Direction) -> float:
+    try:
+        return max(member.rough_deltas(noise_multiplier, [epsilon], direction)[0], _TOO_SMALL)
+    except budget.Exhausted:
+        return 1.0
 
 
 def labelled(evaluation: Evaluation, member: PreparedAccountant, whole: PreparedAccountant) -> Evaluation:
