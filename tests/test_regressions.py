@@ -11,10 +11,10 @@ import command_line
 import numpy as np
 import pytest
 from soundness.problems import signal_to_noise
-from soundness.truth import true_delta
+from soundness.truth import gaussian_delta, true_delta
 
 import dpmf
-from dpmf.accountants import Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
+from dpmf.accountants import DIRECTIONS, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
 from dpmf.accountants._chain_laws import LineModel, Resolution
 from dpmf.accountants._tilt import TiltedMoments
 
@@ -171,3 +171,33 @@ def test_a_tilt_beyond_the_root_of_the_largest_number() -> None:
     mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 7))
     found = dpmf.delta(mechanism, noise_multiplier=1000**-0.5, epsilon=384.0, direction="add", with_lower=True)
     assert 0 <= found.lower <= found.delta <= 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.05, 300.0), (0.04, 400.0), (0.033, 490.0)])
+def test_strikes_whose_squares_are_no_double(sigma: float, epsilon: float, direction: str) -> None:
+    """Variances in units of T became NaN (a crash), and norms of payoffs 0 (rounding errors were left out)."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 8))
+    found = dpmf.delta(
+        mechanism,
+        noise_multiplier=sigma,
+        epsilon=epsilon,
+        accountant=dpmf.accountants.Lattice(),
+        direction=direction,
+        with_lower=True,
+    )
+    assert 0 <= found.lower <= found.delta < 1
+    if direction == "remove":  # one term decides, and its δ is in closed form
+        alone = gaussian_delta(sigma**-2, epsilon + math.log(8))
+        assert found.delta == pytest.approx(alone, rel=1e-3)
+        assert found.lower == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_lower_bounds_with_little_noise_and_unequal_columns() -> None:
+    """The same, as the campaign met it: auto asked for ε where it is about 480."""
+    strategy = dpmf.strategies.coefficients(np.ones(6))
+    mechanism = dpmf.Mechanism(strategy, dpmf.BallsInBins(1, 6))
+    found = dpmf.epsilon(mechanism, noise_multiplier=0.0995, delta=6e-12, direction="remove", with_lower=True)
+    assert 0 < found.lower <= found.epsilon < math.inf

@@ -157,14 +157,14 @@ class _Lattice:
                 break
         # With an a beyond this, T would be past a call's strike: it has no part in the density there.
         most = cap if sign < 0 else min(cap, strike - b + 1 + deviation)
-        _, mean, variance, spread = moments.at(tilt, most)
+        _, mean, deviation, spread = moments.at(tilt, most)
         lowest = math.exp(-min(s / 2 + root * reach, 600.0))
         if (sign > 0 and b * cap <= strike < widest * b) or (sign < 0 and b * lowest >= strike):
             return None
-        width = _WINDOW[law.side] * math.sqrt(variance) + 3 * abs(mean - strike)
+        width = _WINDOW[law.side] * deviation + 3 * abs(mean - strike)
         # Under the tilt, a variance h²/6 more is worth h²/(6 E[a²]) of log-variance.
         loss = law.loss if log_value > -100 else max(law.loss, 0.02)  # nobody minds the exact value of such a δ
-        step = math.sqrt(12 * loss * spread / b)
+        step = math.sqrt(12 * loss / b) * spread
         step = max(step, width / (2 * law.max_points), (cap - lowest) / law.max_points, 1e-13 * strike)
         strike_index = max(4, math.ceil(strike / step))
         step = strike / strike_index
@@ -196,23 +196,25 @@ class _Lattice:
             norm += count * _norm(pmf)
         x = np.arange(self.length)
         mass = irfft(product, self.length)[(self._distance % self.length + sign * x) % self.length]
-        payoff = _largest_payoff(step, tilt, self.length)
+        # In units of the strike: at a large ε, the squares of payoffs would leave the range of double.
+        payoff = _largest_payoff(1 / self.strike_index, tilt * strike, self.length)
         value = float((np.maximum(mass, 0) * payoff).sum()) * (1 + 1e-12 + self.length * UNIT)
         value += self._rounding(norm, _norm(mass)) * _norm(payoff)
         log_scale += 4 * UNIT * (exponents + law.total + 64)
         if log_scale > 50:  # never at a sensible tilt
             return math.inf
-        return float((value * math.exp(log_scale) + remainder) * (1 + 4 * slip) + FLOOR)
+        return float((value * strike * math.exp(log_scale) + remainder) * (1 + 4 * slip) + FLOOR)
 
     def from_below(self) -> float:
         law, sign, tilt, step = self.law, self.sign, self.tilt, self.step
         counts = law.counts.tolist()
         cells = [self._tilted_cells(s) for s in law.variances.tolist()]
-        mean = sum(count * cell.mean for count, cell in zip(counts, cells, strict=True))
         # Where the sum of the cell numbers is, steps above its least value, when T is at the strike.
         excess = sum(count * cell.excess for count, cell in zip(counts, cells, strict=True))
         centre = self._distance + round(excess / step)
+        # Values of T are in units of the strike: at a large ε, their squares would leave the range of double.
         strike = self.strike_index * step
+        mean = sum(count * (cell.mean / strike) for count, cell in zip(counts, cells, strict=True))
         behind = int(0.45 * self.length)  # of the window, on the worthless side of the strike
         outside = _Outside(self, centre, behind)
         product, derivative = np.ones(1, dtype=np.complex128), np.zeros(1, dtype=np.complex128)
@@ -223,7 +225,7 @@ class _Lattice:
             transform = rfft(self._folded(cell.pmf))
             others = _power(transform, count - 1)
             # T = Σ a_i: a sum over i of products with one factor E[a; ·] instead of P(·).
-            first_moment = count * cell.mean * rfft(self._folded(cell.biased)) * others
+            first_moment = count * (cell.mean / strike) * rfft(self._folded(cell.biased)) * others
             derivative = derivative * others * transform + product * first_moment
             product = product * others * transform
             log_scale += count * cell.log_norm
@@ -233,17 +235,17 @@ class _Lattice:
         # x steps past the centre: E[T; there] and K·P(there). Thresholds down to 1/θ before it are tried, so that the
         # factors that undo the tilt stay below e.
         x = np.arange(math.ceil(max(-behind, -1 / (tilt * step))), self.length - behind)
-        above, below = irfft(derivative, self.length), strike * irfft(product, self.length)
-        rounding = self._rounding(norm, 0.0) * (mean + strike) + self._rounding(0.0, _norm(above) + _norm(below))
+        above, below = irfft(derivative, self.length), irfft(product, self.length)
+        rounding = self._rounding(norm, 0.0) * (mean + 1) + self._rounding(0.0, _norm(above) + _norm(below))
         place = (centre % self.length + sign * x) % self.length
         above, below, decay = above[place], below[place], np.exp(-tilt * step * x)
         gross = float(((np.abs(above) + np.abs(below)) * decay).sum())
         net = float(np.cumsum((sign * (above - below) * decay)[::-1]).max())
         net -= math.expm1(min(1.0, relative + 4 * UNIT * (exponents + law.total + 64))) * gross
-        net -= rounding * _norm(decay) + math.e * outside.mass() * (mean + strike)
+        net -= rounding * _norm(decay) + math.e * outside.mass() * (mean + 1)
         if net <= 0 or log_scale > 50:
             return 0.0
-        return max(0.0, float(net * math.exp(log_scale)) - FLOOR)
+        return max(0.0, float(net * strike * math.exp(log_scale)) - FLOOR)
 
     @property
     def _distance(self) -> int:

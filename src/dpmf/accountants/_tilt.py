@@ -19,22 +19,24 @@ class TiltedMoments:
         self._sign = sign
         self._counts, self._s = counts[:, None], variances[:, None]
         z = np.linspace(-FARTHEST, FARTHEST, 601 if len(counts) > 4 else 1201)
+        self._cap = cap
         self._a = np.minimum(np.exp(np.minimum(np.sqrt(self._s) * z - self._s / 2, math.log(cap))), cap)
         self._log_weight = -0.5 * z**2 + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
 
     def at(self, theta: float, most: float = math.inf) -> tuple[float, float, float, float]:
-        """Σ log-moment, Σ mean, Σ variance and Σ s·E[a²; a < most]."""
+        """Σ log-moment, Σ mean, and the square roots of Σ variance and of Σ s·E[a²; a < most]."""
         exponent = self._sign * theta * self._a + self._log_weight
         largest = exponent.max(axis=1, keepdims=True)
         weight = np.exp(exponent - largest)
         norm = weight.sum(axis=1, keepdims=True)
         weight /= norm
-        mean = (weight * self._a).sum(axis=1, keepdims=True)
-        variance = (weight * (self._a - mean) ** 2).sum(axis=1, keepdims=True)
-        spread = self._s * (weight * self._a**2 * (self._a < most)).sum(axis=1, keepdims=True)
+        share = self._a / self._cap  # squares of a itself may leave the range of double
+        mean = (weight * share).sum(axis=1, keepdims=True)
+        variance = (weight * (share - mean) ** 2).sum(axis=1, keepdims=True)
+        spread = self._s * (weight * share**2 * (self._a < most)).sum(axis=1, keepdims=True)
         log_moment = largest + np.log(norm)
         total, mean, variance, spread = (float((self._counts * x).sum()) for x in (log_moment, mean, variance, spread))
-        return total, mean, variance, spread
+        return total, self._cap * mean, self._cap * math.sqrt(variance), self._cap * math.sqrt(spread)
 
     def saddle(self, strike: float) -> tuple[float, float]:
         """The θ that minimises E e^(±θ(T − K))/θ², the size of the option's inverse Laplace transform, and the
