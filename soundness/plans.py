@@ -122,7 +122,7 @@ PLANS: Mapping[str, Plan] = {
     "lattice": Plan((0.5, 1, 1, 1, 1, 1), 6, light=0.3),
     "chain": Plan((0.5, 1, 1, 1, 1, 0.5), 2, calibrate=0.02, light=0.25),
     "best": Plan((0.4, 0.5, 0.4, 0.3, 0.3, 0.1), 2, calibrate=0.01, profile=0.02, light=0.2),
-    "auto": Plan((0.1, 0.2, 0.2, 0.2, 0.04, 0), 1, calibrate=0.01, profile=0.02, light=0.25),
+    "auto": Plan((0.5, 0.3, 0.3, 0.3, 0.3, 0.2), 1, epsilon=0.4, calibrate=0.01, profile=0.02, light=0.1),
     "lower": Plan((0.2, 0.4, 0.4, 0.4, 0.4, 0.3), 2, epsilon=0.1, calibrate=0.05, light=0.12),
 }
 # An accountant that is not here.
