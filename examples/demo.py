@@ -5,9 +5,15 @@ python examples/demo.py [output directory] [ε ...]
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from rich.console import Console
 
 import dpmf
 from dpmf import report
@@ -32,20 +38,31 @@ def main(directory: Path, epsilons: Sequence[float]) -> None:
         "The first column is proved; the second is a sampled estimate.\n",
         flush=True,
     )
-    comparisons = []
-    for words, strategy in MECHANISMS.items():
-        mechanism = dpmf.Mechanism(strategy, batches)
-        print(f"{words}:")
-        comparison = report.compare(mechanism, ACCOUNTANTS, epsilons, DELTA, progress=sys.stderr.isatty())
-        report.print_comparison(comparison)
-        print(flush=True)
-        if not comparison.complete:
-            raise SystemExit("interrupted")
-        comparisons.append(comparison)
+    mechanisms = [dpmf.Mechanism(strategy, batches) for strategy in MECHANISMS.values()]
+    calibrated = partial(report.compare, accountants=ACCOUNTANTS, epsilons=epsilons, delta=DELTA)
+    comparisons: list[report.Comparison] = []
+    terminal = Console(stderr=True)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of each process
+    context = multiprocessing.get_context("spawn")
+    # One process for each mechanism. An interrupt ends this one, and leaving the block ends the others.
+    with context.Pool(len(mechanisms), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        coming = pool.imap(calibrated, mechanisms)
+        for words in MECHANISMS:
+            with terminal.status(f"calibrating: {words} ({len(comparisons)} of {len(MECHANISMS)} mechanisms done) ..."):
+                comparisons.append(next(coming))
+            print(f"{words}:")
+            report.print_comparison(comparisons[-1])
+            print(flush=True)
     picture = directory / "noise-multipliers.png"
     report.comparison_figure(comparisons).savefig(picture, dpi=150)
     print(f"picture: {picture}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("demo-output"), [float(e) for e in sys.argv[2:]] or EPSILONS)
+    try:
+        main(
+            Path(sys.argv[1]) if len(sys.argv) > 1 else Path("demo-output"),
+            [float(e) for e in sys.argv[2:]] or EPSILONS,
+        )
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
