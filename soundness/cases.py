@@ -118,7 +118,9 @@ class _Asker:
     def _delta(self, prepared: PreparedAccountant, epsilon: float, way: Any, target: float | None) -> Finding:
         def ask() -> float:
             if target is not None:
-                return prepared.delta_for_target(self.problem.noise_multiplier, epsilon, target, way).value
+                place = (self.problem.noise_multiplier, epsilon, target, way)
+                rough = (member.rough_for_target(*place) for member in prepared.members())
+                return min(prepared.delta_for_target(*place).value, *(found.value for found in rough if found), 1.0)
             return self._ask_delta(prepared, epsilon, way)
 
         claim, problem = _guarded(ask)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpmf
-from dpmf import strategies
+from dpmf import budget, strategies
 from dpmf.accountants import Renyi
 from dpmf.accountants.base import Evaluation, PreparedAccountant
 from dpmf.allocation import BallsInBins
@@ -119,6 +119,41 @@ def test_least_noise_ends_on_the_sound_side(shape, start, tolerance):
     assert seen[sigma] == evaluation.value <= 1e-5
     assert evaluation.details["sigma"] == sigma
     assert root * (1 - 1e-12) <= sigma <= root * (1 + tolerance)
+
+
+@pytest.mark.parametrize("rough", [1.0, 1.25, 1.4, 30.0, 0.5, None])
+@pytest.mark.parametrize("shape", ["power", "gaussian", "step", "flat then steep", "underflow"])
+@pytest.mark.parametrize("start", [0.01, 1.2, 40.0])
+def test_rough_bounds_decide_where_to_look_and_nothing_else(shape, start, rough):
+    """They are said to be 1.25 times too large, and may not be, or there are none."""
+    root, asked = 1.2345, []
+    delta = shaped(root, shape)
+
+    def evaluate(sigma: float) -> Evaluation:
+        asked.append(sigma)
+        return Evaluation(delta(sigma), {"fine": True})
+
+    def roughly(sigma: float) -> Evaluation | None:
+        return None if rough is None else Evaluation(min(1.0, rough * delta(sigma) + 1e-300), {"fine": False})
+
+    found = least_noise(evaluate, 1e-5, start, 1e-4, rough=roughly, roughness=1.25)
+    assert found is not None
+    assert found[1].value <= 1e-5
+    if rough != 0.5:  # which would be no bounds
+        assert root * (1 - 1e-12) <= found[0] <= root * (1 + 1e-4)
+    if rough in (1.0, 1.25, 1.4) and shape in ("power", "gaussian"):
+        assert len(asked) <= 5
+
+
+def test_a_rough_bound_is_an_answer_where_time_is_short():
+    def evaluate(sigma: float) -> Evaluation:
+        raise budget.OutOfTime
+
+    found = least_noise(
+        evaluate, 1e-5, 8.0, 1e-4, rough=lambda sigma: Evaluation(1e-5 * (1.25 / sigma) ** 7), roughness=1.25
+    )
+    assert found is not None
+    assert 1.25 <= found[0] < 1.5
 
 
 def test_least_noise_gives_up_where_nothing_helps():
@@ -355,14 +390,44 @@ def test_numbers_of_other_types_are_welcome(number):
 
 
 class _PowerLaw(PreparedAccountant):
-    """δ = 10⁻⁵·(root/σ)^steepness."""
+    """δ = 10⁻⁵·(root/σ)^steepness; where `rough` is given, a rough bound is so many times larger."""
 
-    def __init__(self, name: str, root: float, steepness: float) -> None:
-        self.name, self._root, self._steepness = name, root, steepness
+    def __init__(self, name: str, root: float, steepness: float, rough: float | None = None) -> None:
+        self.name, self._root, self._steepness, self._rough = name, root, steepness, rough
         self.mechanism = SMALL["dpsgd"]
+        self.roughness = 1.0 if rough is None else 1.25
+        self.asked = 0
 
     def delta_one_way(self, noise_multiplier, epsilon, direction):
+        self.asked += 1
         return Evaluation(min(1.0, 1e-5 * (self._root / noise_multiplier) ** self._steepness))
+
+    def rough_for_target(self, noise_multiplier, epsilon, target_delta, direction):
+        if self._rough is None:
+            return None
+        return Evaluation(min(1.0, self._rough * 1e-5 * (self._root / noise_multiplier) ** self._steepness))
+
+
+@pytest.mark.parametrize("rough", [1.1, 1.25, 1.35])
+@pytest.mark.parametrize("start", [0.3, 1.0, 4.0])
+def test_members_with_rough_bounds_are_asked_little(start, rough):
+    """The one with the smallest root wins; the others are not asked where that is plain from their rough bounds."""
+    members = [_PowerLaw(str(root), root, 20.0, rough) for root in (1.02, 1.0, 1.05)]
+    sigma, found, winner = calibrate_one_way(members, 1.0, 1e-5, "remove", start, 1e-4)
+    assert winner is members[1]
+    assert found.value <= 1e-5
+    assert 1.0 <= sigma <= 1 + 1e-4
+    assert members[1].asked <= 5
+    assert members[0].asked + members[2].asked <= 1
+
+
+@pytest.mark.parametrize("rough", [0.7, 3.0, 100.0])
+def test_rough_bounds_that_are_not_as_they_say(rough):
+    """A bound is found whatever they are; that it is close is only promised where they are alike."""
+    members = [_PowerLaw("a", 1.0, 20.0, rough), _PowerLaw("b", 1.01, 20.0)]
+    sigma, found, _ = calibrate_one_way(members, 1.0, 1e-5, "remove", 1.0, 1e-4)
+    assert found.value <= 1e-5
+    assert sigma <= 1.0101
 
 
 @pytest.mark.parametrize("flat_root", [0.9, 0.994, 0.9995])

@@ -209,6 +209,7 @@ def test_never_below_quadrature(mechanism, log_sigma, epsilon):
             bounds = [member.delta_one_way(sigma, epsilon, direction)]
             if member is prepared.members()[0]:
                 bounds.append(member.delta_for_target(sigma, epsilon, 1e-5, direction))
+                bounds.append(member.rough_for_target(sigma, epsilon, 1e-5, direction))
             for found in bounds:
                 assert exact * (1 - 1e-7) - 1e-16 <= found.value <= 1.0, (direction, found)
 

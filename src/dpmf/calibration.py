@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 from dpmf import budget
-from dpmf.accountants.base import Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.base import LITTLE_HOPE, Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.search import LARGEST_RATIO, least_noise
 
 _CRUDE = 0.1  # relative tolerance of the σ at which bounds are compared
 _STRIDE = 0.5  # first step of log σ
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ, where nothing is known
+_CLEARLY = 1.3  # an estimate this many times below the target is taken to meet it
 _CLOSE = 2.0  # a bound smaller than the target by no more than this says that σ is close to the root
 
 
@@ -67,6 +69,7 @@ class _Contest:
         self._members, self._epsilon, self._delta, self._direction = members, epsilon, delta, direction
         self.best = best
         self._asked: dict[tuple[int, float], Evaluation] = {}
+        self._rough: dict[tuple[int, float], Evaluation | None] = {}
 
     def run(self, start: float, tolerance: float) -> None:
         alone = len(self._members) == 1
@@ -84,7 +87,9 @@ class _Contest:
         """From a known answer towards `enough`."""
         bounds: dict[int, float] = {}
         for place in range(len(self._members)):
-            bounds[place] = self._evaluate(place, enough).value
+            bounds[place] = self._estimate(place, enough)
+            if bounds[place] <= self._delta * LITTLE_HOPE:
+                bounds[place] = self._evaluate(place, enough).value
             if bounds[place] <= self._delta:
                 self._search(place, enough, max(coarse, tolerance), self._stride(place, enough, tolerance))
                 return
@@ -106,14 +111,22 @@ class _Contest:
             near = self.best[0] * (1 - tolerance)
             if place == order[0] and bounds[place] <= self._delta:
                 near = common
-            if self._evaluate(place, near).value <= self._delta:
-                self._search(place, near, tolerance, self._stride(place, near, tolerance))
+            elif not self._meets(place, near):
+                continue
+            self._search(place, near, tolerance, self._stride(place, near, tolerance))
+
+    def _meets(self, place: int, sigma: float) -> bool:
+        """Whether a bound meets the target; where its estimate is far from that, this decides."""
+        estimate = self._estimate(place, sigma)
+        if not self._delta / _CLEARLY <= estimate <= self._delta * LITTLE_HOPE:
+            return estimate <= self._delta
+        return self._evaluate(place, sigma).value <= self._delta
 
     def _compare(self, crude: float, common: float) -> tuple[float, dict[int, float]]:
         """All bounds at one σ, which is moved until it is close to the root of the smallest."""
         places = list(range(len(self._members)))
         while True:
-            bounds = {place: self._evaluate(place, common).value for place in places}
+            bounds = {place: self._estimate(place, common) for place in places}
             least = min(bounds, key=lambda place: bounds[place])
             if bounds[least] * _CLOSE > self._delta:
                 return common, bounds
@@ -131,7 +144,7 @@ class _Contest:
 
     def _stride(self, place: int, sigma: float, least: float) -> float:
         """A first step of log σ that should lead just past the root."""
-        ahead = self._excess(self._evaluate(place, sigma).value) / self._steepness()
+        ahead = self._excess(self._estimate(place, sigma)) / self._steepness()
         return min(_STRIDE, 1.2 * ahead + 2 * least)
 
     def _evaluate(self, place: int, sigma: float) -> Evaluation:
@@ -145,18 +158,48 @@ class _Contest:
             self._asked[place, sigma] = found
         return self._asked[place, sigma]
 
+    def _roughly(self, place: int, sigma: float) -> Evaluation | None:
+        if (place, sigma) not in self._rough:
+            budget.check()
+            member = self._members[place]
+            try:
+                found = member.rough_for_target(sigma, self._epsilon, self._delta, self._direction)
+            except budget.OutOfMemory:
+                found = None
+            self._rough[place, sigma] = found
+        return self._rough[place, sigma]
+
+    def _estimate(self, place: int, sigma: float) -> float:
+        """About the bound: from the rough one where there is such, and the bound itself is not known yet."""
+        rough = None if (place, sigma) in self._asked else self._roughly(place, sigma)
+        if rough is None:
+            return self._evaluate(place, sigma).value
+        return rough.value / self._members[place].roughness
+
     def _search(self, place: int, near: float, tolerance: float, step: float) -> None:
-        found = least_noise(lambda sigma: self._evaluate(place, sigma), self._delta, near, tolerance, step)
+        """To the root of a bound; a rough one will do where the tolerance is, and leads there from afar."""
+        close = (place, near) in self._asked
+
+        def evaluate(sigma: float) -> Evaluation:
+            rough = self._roughly(place, sigma) if tolerance >= _CRUDE else None
+            return self._evaluate(place, sigma) if rough is None else rough
+
+        found = least_noise(
+            evaluate, self._delta, near, tolerance, step,
+            rough=None if close else lambda sigma: self._roughly(place, sigma),
+            roughness=self._members[place].roughness,
+        )  # fmt: skip
         if found is not None and (self.best is None or found[0] < self.best[0]):
             self.best = (*found, self._members[place])
 
     def _steepness(self) -> float:
-        """−d log δ/d log σ between the two evaluations of one bound that are closest to the target."""
+        """−d log δ/d log σ between the two evaluations of one bound, both rough or neither, closest to the target."""
         closest, slope = math.inf, _USUAL_STEEPNESS
-        for (place, sigma), one in self._asked.items():
-            for (other, farther), two in self._asked.items():
-                away = self._excess(one.value) + self._excess(two.value)
-                if place == other and sigma < farther and two.value < one.value and away < closest:
-                    closest = away
-                    slope = math.log(one.value / max(two.value, 1e-300)) / math.log(farther / sigma)
+        rough = {place: found for place, found in self._rough.items() if found is not None}
+        pairs = (pair for known in (self._asked, rough) for pair in product(known.items(), repeat=2))
+        for ((place, sigma), one), ((other, farther), two) in pairs:
+            away = self._excess(one.value) + self._excess(two.value)
+            if place == other and sigma < farther and two.value < one.value and away < closest:
+                closest = away
+                slope = math.log(one.value / max(two.value, 1e-300)) / math.log(farther / sigma)
         return max(0.5, slope)

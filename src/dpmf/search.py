@@ -22,6 +22,7 @@ Answer = TypeVar("Answer", bound=Valued)
 LARGEST_RATIO = 2.0**60
 _LEAST_LOG = -800.0
 _NEAR = 0.1  # of log σ: closer than this, slopes are taken to be those at the root
+_ROUGHLY = 4e-3  # relative tolerance of a search with rough bounds
 
 
 def least_noise(
@@ -30,10 +31,13 @@ def least_noise(
     start: float,
     relative_tolerance: float,
     step: float = 0.5,
+    rough: Callable[[float], Answer | None] | None = None,
+    roughness: float = 1.0,
 ) -> tuple[float, Answer] | None:
     """The least σ (or ε) found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
 
-    `step` is how far from the start (in log σ) the first step may go. Where the time budget ends the search, it is the
+    `step` is how far from the start (in log σ) the first step may go. `rough` are bounds that cost little and are about
+    `roughness` times larger: they lead to where the search begins. Where the time budget ends the search, it is the
     least found until then; `OutOfTime` where none was.
 
     **Formal guarantees.** The σ returned was evaluated and met the target; it is the smallest evaluated one that did.
@@ -43,17 +47,27 @@ def least_noise(
     met: dict[float, Answer] = {}
     first = math.log(start)
 
-    @cache
-    def excess(log_sigma: float) -> float:
+    def over(log_sigma: float, ask: Callable[[float], Answer | None]) -> float:
         budget.check()
         sigma = start if log_sigma == first else math.exp(log_sigma)
-        evaluation = evaluate(sigma)
+        evaluation = ask(sigma)
+        if evaluation is None:
+            raise _NotRoughly
         if evaluation.value <= target_delta:
             met[sigma] = evaluation
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
+    @cache
+    def excess(log_sigma: float) -> float:
+        return over(log_sigma, evaluate)
+
+    near, slope = first, 2 * math.log(1 / target_delta)
     try:
-        bracket = _bracket(excess, first, step, relative_tolerance, 2 * math.log(1 / target_delta))
+        if rough is not None and relative_tolerance < _ROUGHLY:
+            ask = rough
+            found = _near_root(cache(lambda at: over(at, ask)), math.log(roughness), first, step, slope)
+            near, step, slope = found or (near, step, slope)
+        bracket = _bracket(excess, near, step, relative_tolerance, slope)
         if bracket is None:
             return None
         _close_in(excess, *bracket, relative_tolerance)
@@ -62,6 +76,25 @@ def least_noise(
             raise
     sigma = min(met)
     return sigma, met[sigma]
+
+
+class _NotRoughly(Exception):
+    """There is no rough bound."""
+
+
+def _near_root(
+    excess: Callable[[float], float], surplus: float, start: float, most: float, slope: float
+) -> tuple[float, float, float] | None:
+    """Where an excess should have its root that is smaller by `surplus`, how far to step from there, and its slope."""
+    try:
+        bracket = _bracket(excess, start, most, _ROUGHLY, slope)
+        if bracket is None or bracket[0] == bracket[1]:
+            return None
+        low, high = _close_in(excess, *bracket, _ROUGHLY)
+    except _NotRoughly:
+        return None
+    slope = max((excess(low) - excess(high)) / (high - low), slope / 100)
+    return high - (surplus - excess(high)) / slope, min(most, 10 * _ROUGHLY), slope
 
 
 def _bracket(
@@ -85,14 +118,14 @@ def _bracket(
         slope = seen if seen > 0 else slope / 2
 
 
-def _close_in(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> None:
-    """Evaluate `excess` towards its root between one end where it is positive and one where it is not."""
+def _close_in(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> tuple[float, float]:
+    """Evaluate `excess` towards its root between one end where it is positive and one where it is not: new ends."""
     points = [low, high]
     slow = 0
     while high - low > tolerance:
         width, slope = high - low, (excess(low) - excess(high)) / (high - low)
         if width <= _NEAR and -excess(high) <= slope * tolerance / 4:
-            return
+            break
         # Aimed at a little below the target: the end that is returned must meet it.
         guess = 0.5 * (low + high)
         if slow < 2:
@@ -101,6 +134,7 @@ def _close_in(excess: Callable[[float], float], low: float, high: float, toleran
         low, high = (guess, high) if excess(guess) > 0 else (low, guess)
         points.append(guess)
         slow = slow + 1 if high - low > width / 2 else 0
+    return low, high
 
 
 def _interpolated(excess: Callable[[float], float], last: list[float], low: float, high: float, level: float) -> float:

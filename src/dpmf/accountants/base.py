@@ -21,6 +21,7 @@ from dpmf.search import least_noise
 Direction = Literal["remove", "add"]
 _FEW = 6  # points of a profile up to which every member is asked about each
 _NEARLY = 1.03  # as good
+LITTLE_HOPE = 1.04  # a rough bound this many times above a target, and its roughness, is taken to miss it
 _SMALL, _TOO_SMALL = 1e-8, 1e-13  # a δ beyond which accountants are not compared again, and one that never is
 DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
 RELATIONS = ("both", "remove", "add")
@@ -45,6 +46,7 @@ class PreparedAccountant(ABC):
     name: str
     mechanism: Mechanism
     kind: str = "bound"  # "estimate" or "high-probability bound" where it is not a guarantee
+    roughness: float = 1.0  # how many times larger rough bounds are, about
 
     @abstractmethod
     def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
@@ -55,6 +57,22 @@ class PreparedAccountant(ABC):
     ) -> Evaluation:
         """As `delta_one_way`, for accountants whose bound depends on the δ aimed at."""
         return self.delta_one_way(noise_multiplier, epsilon, direction)
+
+    def rough_for_target(
+        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    ) -> Evaluation | None:
+        """A bound that costs much less than `delta_for_target` and is about `roughness` times larger, if there is one.
+
+        Searches begin with it, and it tells which accountant to ask.
+        """
+        return None
+
+    def meets(self, noise_multiplier: float, epsilon: float, delta: float, direction: Direction) -> bool:
+        """Whether the bound meets the target; it is not asked for where the rough one leaves little hope."""
+        rough = self.rough_for_target(noise_multiplier, epsilon, delta, direction)
+        if rough is not None and rough.value > LITTLE_HOPE * self.roughness * delta:
+            return False
+        return self.delta_for_target(noise_multiplier, epsilon, delta, direction).value <= delta
 
     def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """Bounds that cost less and may be a few percent larger: they tell which accountant to ask."""
@@ -70,8 +88,10 @@ class PreparedAccountant(ABC):
         if evaluation.value <= delta:
             return Evaluation(0.0, evaluation.details)
         found = least_noise(
-            lambda epsilon: self.delta_for_target(noise_multiplier, epsilon, delta, direction), delta, 1.0, 1e-4
-        )
+            lambda epsilon: self.delta_for_target(noise_multiplier, epsilon, delta, direction), delta, 1.0, 1e-4,
+            rough=lambda epsilon: self.rough_for_target(noise_multiplier, epsilon, delta, direction),
+            roughness=self.roughness,
+        )  # fmt: skip
         return Evaluation(math.inf) if found is None else Evaluation(found[0], found[1].details)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
@@ -171,7 +191,7 @@ class Portfolio(PreparedAccountant):
     def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         best: Evaluation | None = None
         ended: budget.Exhausted | None = None
-        for member in self.members():
+        for member in self._promising_first(noise_multiplier, delta, direction):
             try:
                 budget.check()
                 progress.say(f"{member.name}, {direction}")
@@ -180,9 +200,7 @@ class Portfolio(PreparedAccountant):
                     challenged = best.value * (1 - 1e-4)
                     if challenged == 0:
                         break
-                    if math.isfinite(challenged) and (
-                        member.delta_for_target(noise_multiplier, challenged, delta, direction).value > delta
-                    ):
+                    if math.isfinite(challenged) and not member.meets(noise_multiplier, challenged, delta, direction):
                         continue
                 found = labelled(member.epsilon_one_way(noise_multiplier, delta, direction), member, self)
             except budget.Exhausted as error:
@@ -194,6 +212,28 @@ class Portfolio(PreparedAccountant):
             raise ended
         assert best is not None
         return best
+
+    def _promising_first(
+        self, noise_multiplier: float, delta: float, direction: Direction
+    ) -> Sequence[PreparedAccountant]:
+        """The members; those that have rough bounds in the order of these, where the first one's meets the target."""
+        members = self.members()
+        rough = [member for member in members if member.roughness > 1]
+        if len(rough) < 2:
+            return members
+
+        def roughly(member: PreparedAccountant, epsilon: float) -> Evaluation:
+            return member.rough_for_target(noise_multiplier, epsilon, delta, direction) or Evaluation(1.0)
+
+        try:
+            near = least_noise(lambda epsilon: roughly(rough[0], epsilon), delta, 1.0, 0.05)
+            if near is None:
+                return members
+            at = near[0]
+            order = iter(sorted(rough, key=lambda member: roughly(member, at).value))
+        except budget.Exhausted:
+            return members
+        return [next(order) if member.roughness > 1 else member for member in members]
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         members = self.members()

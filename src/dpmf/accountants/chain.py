@@ -147,6 +147,7 @@ class _PreparedChain(PreparedAccountant):
     """One majorant."""
 
     name = "chain"
+    roughness = 1.25
 
     def __init__(self, mechanism: Mechanism, largest: float, options: Chain, family: str, model: Model) -> None:
         self.mechanism = mechanism
@@ -165,6 +166,12 @@ class _PreparedChain(PreparedAccountant):
     ) -> Evaluation:
         """As `delta_one_way`; a coarse bound that is far from the target, on either side, is good enough."""
         return self._bound(noise_multiplier, epsilon, direction, target_delta)
+
+    def rough_for_target(
+        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    ) -> Evaluation | None:
+        """On coarse nodes, with more smoothing: about a tenth of the work."""
+        return self._bound(noise_multiplier, epsilon, direction, target_delta, rough=True)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """Neighbouring strikes in groups, one pass over the frequencies for each; one by one what that leaves open.
@@ -305,10 +312,11 @@ class _PreparedChain(PreparedAccountant):
         if rough is not None:
             bound = (rough.value + coarse.surplus) * scale
             likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
-            if rough_only or (target and not target / _FAR <= bound <= target * _FAR):
-                return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
-            if target and route is not None:
+            near = target is not None and target / _FAR <= bound <= target * _FAR
+            if near and route is not None:
                 self._routes[sign, epsilon] = route, largest
+            if rough_only or (target and not near):
+                return min(1.0, bound + 1e-250), rough.frequencies, rough.tilt
         if route is None:
             return None
         law = model.law(strike, sign, self._resolution, likely)
