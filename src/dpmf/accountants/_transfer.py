@@ -288,7 +288,8 @@ def invert(
     damping = multiplicity * np.exp(0.5 * eta**2 * s**2) / s**2 / period
     shift = np.exp(sign * theta * gap)
     moment = float(moments[0].real) * shift
-    ahead = np.expm1(np.minimum(logs[best + 1 :] - logs[best], 600.0)) / (thetas[best + 1 :] - theta)[:, None]
+    with np.errstate(over="ignore"):  # an infinite allowance is one
+        ahead = np.expm1(np.minimum(logs[best + 1 :] - logs[best], 600.0)) / (thetas[best + 1 :] - theta)[:, None]
     behind = np.exp(logs[:best] - logs[best]) / (math.e * (theta - thetas[:best]))[:, None]
     spread = 1.01 * moment * (ahead.min(axis=0) + behind.min(axis=0) + 2 * strike)
     weight = np.abs(damping)
