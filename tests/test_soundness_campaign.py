@@ -467,8 +467,6 @@ def test_the_committed_run_is_large_and_without_violations() -> None:
 
 def test_the_committed_run_leaves_no_accountant_out() -> None:
     found = summary.load()["campaign"]
-    if "code" not in found:
-        pytest.skip("the committed run is of before accountants were asked evenly")
     assert {name: least for name, least in LEAST.items() if found["by_accountant"][name] < least} == {}
     for name, ways in found["by_direction"].items():
         assert min(ways.get("add", 0), ways.get("remove", 0)) > LEAST[name] / 4, name
