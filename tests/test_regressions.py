@@ -16,7 +16,9 @@ from soundness.truth import gaussian_delta, true_delta
 import dpmf
 from dpmf.accountants import DIRECTIONS, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
 from dpmf.accountants._chain_laws import LineModel, Resolution
+from dpmf.accountants._lognormal_sum import _Lattice
 from dpmf.accountants._tilt import TiltedMoments
+from dpmf.accountants.lower import LowerBounds
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
@@ -177,7 +179,7 @@ def test_a_tilt_beyond_the_root_of_the_largest_number() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.05, 300.0), (0.04, 400.0), (0.033, 490.0)])
 def test_strikes_whose_squares_are_no_double(sigma: float, epsilon: float, direction: str) -> None:
-    """Variances in units of T became NaN (a crash), and norms of payoffs 0 (rounding errors were left out)."""
+    """Variances in units of T became NaN (a crash), and norms of payoffs infinite (a loose bound)."""
     mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 8))
     found = dpmf.delta(
         mechanism,
@@ -192,6 +194,26 @@ def test_strikes_whose_squares_are_no_double(sigma: float, epsilon: float, direc
         alone = gaussian_delta(sigma**-2, epsilon + math.log(8))
         assert found.delta == pytest.approx(alone, rel=1e-3)
         assert found.lower == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (0.1, 50.0)])
+def test_the_allowance_for_rounding_counts(sigma, epsilon, direction, monkeypatch) -> None:
+    """It is in units of the strike, as everything it is added to or taken from."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 8))
+    prepared = dpmf.accountants.Lattice().prepare(mechanism)
+
+    def bounds() -> tuple[float, float]:
+        upper = prepared.delta_one_way(sigma, epsilon, direction).value
+        return upper, LowerBounds.of(mechanism.gram)._independent(
+            np.array([sigma**-2]), np.array([8]), epsilon, direction
+        )
+
+    above, below = bounds()
+    monkeypatch.setattr(_Lattice, "_rounding", lambda *_: 1e-6)
+    looser, lower = bounds()
+    assert looser > above * (1 + 1e-9)
+    assert lower < below * (1 - 1e-9)
 
 
 @pytest.mark.filterwarnings("error")

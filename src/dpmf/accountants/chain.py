@@ -170,7 +170,7 @@ class _PreparedChain(PreparedAccountant):
     def rough_for_target(
         self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
     ) -> Evaluation | None:
-        """On coarse nodes, with more smoothing: about a tenth of the work."""
+        """On coarse nodes, with more smoothing: a fraction of the work."""
         return self._bound(noise_multiplier, epsilon, direction, target_delta, rough=True)
 
     def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
