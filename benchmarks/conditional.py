@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 
-from dpmf.accountants.base import Direction
 from dpmf.accountants.conditional import Conditional, PreparedConditional
+from dpmf.accountants.protocol import Direction
 from dpmf.allocation import BallsInBins
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import dpmf
-from dpmf.gaussian_loss import gaussian_epsilon
 from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent, BallsInBinsPLDAccountant
+from dpmf.loss.gaussian import gaussian_epsilon
 from dpmf.strategies import bisr, bsr, dpsgd
 
 DELTAS = (1e-3, 1e-5, 1e-7)

@@ -14,8 +14,7 @@ import numpy as np
 
 import dpmf
 from dpmf import strategies
-from dpmf.accountants import _families
-from dpmf.accountants.chain import Chain, _PreparedChain
+from dpmf.accountants.chain import Chain, _families, _PreparedChain
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.allocation import BallsInBins
 from dpmf.calibration import calibrate_one_way

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import dpmf
-from dpmf.accountants.lower import LowerBounds
+from dpmf.lower_bounds import LowerBounds
 from dpmf.report import _LOOKS, _new_figure, write_atomically
 
 PICTURES = Path(__file__).resolve().parent / "pictures"

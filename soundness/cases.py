@@ -18,9 +18,9 @@ from unittest import mock
 import numpy as np
 
 import dpmf
-from dpmf import budget
-from dpmf.accountants import DIRECTIONS, Accountant, Auto, PreparedAccountant
-from dpmf.accountants import lower as lower_bounds
+from dpmf import budget, lower_bounds
+from dpmf.accountants import Accountant, Auto
+from dpmf.accountants.protocol import DIRECTIONS, PreparedAccountant
 from dpmf.errors import CalibrationError
 from soundness.plans import Plan, accountants_for, lower_plan
 from soundness.problems import Problem, draw_problem

@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 import dpmf
 from dpmf import BallsInBins, Mechanism, report, strategies
-from dpmf.accountants import Auto, Best, Evaluation, PreparedAccountant, resolve, with_options
+from dpmf.accountants import Auto, Best, resolve, with_options
 from dpmf.accountants.chain import _PreparedChain
 from dpmf.accountants.conditional import PreparedConditional
-from dpmf.accountants.lower import lower_epsilon, lower_noise_multiplier
+from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.calibration import calibrate_one_way
 from dpmf.cli import app
+from dpmf.lower_bounds import lower_epsilon, lower_noise_multiplier
 
 CORRELATED = Mechanism(strategies.bsr(2), BallsInBins(1, 8))
 UNCORRELATED = Mechanism(strategies.dpsgd(), BallsInBins(1, 200))

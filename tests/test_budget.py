@@ -12,7 +12,7 @@ from oracles import gaussian_delta
 import dpmf
 from dpmf import BallsInBins, Mechanism, budget, strategies
 from dpmf.accountants import ACCOUNTANTS, Auto, Best, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
-from dpmf.accountants._chain_laws import in_chunks
+from dpmf.accountants.chain._laws import in_chunks
 from dpmf.allocation import gram_matrix, truncate
 from dpmf.lag_products import toeplitz_lags
 from dpmf.search import least_noise

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import dpmf
 from dpmf import budget, strategies
 from dpmf.accountants import Renyi
-from dpmf.accountants.base import Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.allocation import BallsInBins
 from dpmf.calibration import calibrate_one_way, least_noise
 from dpmf.mechanism import Mechanism

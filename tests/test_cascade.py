@@ -17,12 +17,12 @@ from test_soundness_renyi import log_uniform, mechanisms, random_settings
 
 import dpmf
 from dpmf import strategies
-from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi, _tree
-from dpmf.accountants._smoothed_option import Majorant, SmoothedCall
-from dpmf.accountants._tree import Tree, TreeMoments, dominating_tree, lag_majorant, levels_of
-from dpmf.accountants._tree_law import Fineness, GridLaw, TooManyNodesError, lognormal, one, tree_law
-from dpmf.accountants._tree_pairs import dominating_pair
-from dpmf.accountants.cascade import _Cubic, _cubic_bound, _smoothed_bound
+from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi
+from dpmf.accountants.cascade import _Cubic, _cubic_bound, _smoothed_bound, _tree
+from dpmf.accountants.cascade._smoothed_option import Majorant, SmoothedCall
+from dpmf.accountants.cascade._tree import Tree, TreeMoments, dominating_tree, lag_majorant, levels_of
+from dpmf.accountants.cascade._tree_law import Fineness, GridLaw, TooManyNodesError, lognormal, one, tree_law
+from dpmf.accountants.cascade._tree_pairs import dominating_pair
 from dpmf.allocation import BallsInBins
 from dpmf.kernels.cascade import add_on_geometric_grid
 from dpmf.mechanism import Mechanism

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpmf import strategies
-from dpmf.accountants._band import Band
-from dpmf.accountants._chain_laws import LineModel, Resolution, chain_covariance
-from dpmf.accountants._families import candidates, cost_of
-from dpmf.accountants._majorants import line_chain, raised, ring_chain, shared_factor
-from dpmf.accountants._puts import invert_puts
-from dpmf.accountants._separators import SeparatorModel, separators
-from dpmf.accountants._transfer import TermTable, hat_weights, invert
 from dpmf.accountants.chain import Chain, _PreparedChain
+from dpmf.accountants.chain._band import Band
+from dpmf.accountants.chain._families import candidates, cost_of
+from dpmf.accountants.chain._laws import LineModel, Resolution, chain_covariance
+from dpmf.accountants.chain._majorants import line_chain, raised, ring_chain, shared_factor
+from dpmf.accountants.chain._puts import invert_puts
+from dpmf.accountants.chain._separators import SeparatorModel, separators
+from dpmf.accountants.chain._transfer import TermTable, hat_weights, invert
 from dpmf.accountants.lattice import Lattice
 from dpmf.allocation import BallsInBins
 from dpmf.kernels.chain import block_transforms, multiply_terms, trace_of_power

@@ -12,9 +12,8 @@ import oracles
 import pytest
 from scipy.special import logsumexp, ndtr
 
-from dpmf.accountants import _reverse_hazard
-from dpmf.accountants._reverse_hazard import Family, ReverseHazards
-from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional
+from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional, _reverse_hazard
+from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
 from dpmf.allocation import BallsInBins
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import DenseStrategyMixin

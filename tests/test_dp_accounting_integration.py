@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import dpmf
 from dpmf.accountants import Gaussian, Lattice, Renyi
-from dpmf.integrations._dominating_pair import dominating_pair
 from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent, BallsInBinsPLDAccountant, loss_distribution
+from dpmf.loss.dominating_pair import dominating_pair
 
 ROOT = Path(__file__).parent.parent
 Relation = dp_accounting.NeighboringRelation

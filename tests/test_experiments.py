@@ -231,7 +231,7 @@ def test_a_cell_depends_on_its_own_accountant_only() -> None:
     assert "dpmf.kernels.renyi" in closure
     assert "dpmf.allocation" in closure
     assert "dpmf.accountants.chain" not in closure
-    assert "dpmf.accountants.chain" in fingerprint._closure(("dpmf.accountants.best",))
+    assert "dpmf.accountants.chain" in fingerprint._closure(("dpmf.accountants.combined.best",))
 
 
 def test_code_versions_differ_by_accountant_and_quantity() -> None:

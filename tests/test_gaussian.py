@@ -11,8 +11,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import dpmf
-from dpmf.accountants._lattice_weights import call_from_above
-from dpmf.gaussian_loss import gaussian_delta, gaussian_epsilon, gaussian_loss_delta
+from dpmf.accountants.lattice._weights import call_from_above
+from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon, gaussian_loss_delta
 
 
 def exact(mean: mpmath.mpf, variance: mpmath.mpf, epsilon: mpmath.mpf) -> mpmath.mpf:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from dpmf import api
-from dpmf.accountants._lattice_weights import call_from_above, cell_weights, hat_weights
-from dpmf.accountants._lognormal_sum import LognormalSum
-from dpmf.accountants.base import DIRECTIONS
 from dpmf.accountants.lattice import Lattice, grouped, independent_delta, uncorrelated_diagonal
-from dpmf.accountants.lower import lower_delta
+from dpmf.accountants.lattice._lognormal_sum import LognormalSum
+from dpmf.accountants.lattice._weights import call_from_above, cell_weights, hat_weights
+from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.allocation import BallsInBins
 from dpmf.calibration import calibrate_one_way
+from dpmf.lower_bounds import lower_delta
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import bsr, dpsgd, matrix
 

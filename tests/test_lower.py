@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpmf.accountants.base import DIRECTIONS
 from dpmf.accountants.lattice import Lattice
-from dpmf.accountants.lower import LowerBounds, lower_delta, lower_epsilon, lower_noise_multiplier
+from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.allocation import BallsInBins
 from dpmf.calibration import calibrate_one_way
+from dpmf.lower_bounds import LowerBounds, lower_delta, lower_epsilon, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import bisr, bsr, dpsgd
 

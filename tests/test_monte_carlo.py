@@ -16,7 +16,6 @@ import pytest
 from scipy.stats import binom
 
 from dpmf.accountants import monte_carlo
-from dpmf.accountants.base import DIRECTIONS
 from dpmf.accountants.monte_carlo import (
     MonteCarlo,
     MonteCarloEstimate,
@@ -25,6 +24,7 @@ from dpmf.accountants.monte_carlo import (
     relative_entropy,
     samples_needed,
 )
+from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.allocation import BallsInBins
 from dpmf.errors import MissingExtraError
 from dpmf.mechanism import Mechanism

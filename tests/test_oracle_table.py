@@ -17,9 +17,9 @@ import oracles
 import pytest
 
 from dpmf import BallsInBins, Mechanism, strategies
-from dpmf.accountants import Accountant, Best, Cascade, Chain, Lattice, PreparedAccountant, Renyi
-from dpmf.accountants.base import DIRECTIONS
-from dpmf.accountants.lower import lower_delta
+from dpmf.accountants import Accountant, Best, Cascade, Chain, Lattice, Renyi
+from dpmf.accountants.protocol import DIRECTIONS, PreparedAccountant
+from dpmf.lower_bounds import lower_delta
 
 QUICK = Renyi(work_budget=1e5)
 TIGHT: list[Accountant] = [Lattice(), Chain(), Cascade(), Best(renyi=QUICK)]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import dpmf
-from dpmf.accountants import lower
+from dpmf import lower_bounds as lower
 from dpmf.web import request as limits
 from dpmf.web.pool import Pool, Snapshot
 from dpmf.web.recipe import Recipe

@@ -10,9 +10,9 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpmf.gaussian_loss import gaussian_delta
 from dpmf.kernels.pld import Lattice, connect_the_dots, invert_loss, loss_and_slope, loss_nodes
-from dpmf.pld import LossDistribution, Mixtures, compose, to_dp_accounting
+from dpmf.loss.distribution import LossDistribution, Mixtures, compose, to_dp_accounting
+from dpmf.loss.gaussian import gaussian_delta
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

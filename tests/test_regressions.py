@@ -14,11 +14,12 @@ from soundness.problems import signal_to_noise
 from soundness.truth import gaussian_delta, true_delta
 
 import dpmf
-from dpmf.accountants import DIRECTIONS, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
-from dpmf.accountants._chain_laws import LineModel, Resolution
-from dpmf.accountants._lognormal_sum import _Lattice
-from dpmf.accountants._tilt import TiltedMoments
-from dpmf.accountants.lower import LowerBounds
+from dpmf.accountants import Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
+from dpmf.accountants.chain._laws import LineModel, Resolution
+from dpmf.accountants.lattice._lognormal_sum import _Lattice
+from dpmf.accountants.lattice._tilt import TiltedMoments
+from dpmf.accountants.protocol import DIRECTIONS
+from dpmf.lower_bounds import LowerBounds
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:

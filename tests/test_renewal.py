@@ -12,11 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpmf import strategies
-from dpmf.accountants import _families
-from dpmf.accountants._majorants import lags_of
-from dpmf.accountants._renewal import RenewalModel
-from dpmf.accountants._renewal_fit import _BlockFit, block_lengths, renewal_blocks
-from dpmf.accountants.chain import Chain, _PreparedChain
+from dpmf.accountants.chain import Chain, _families, _PreparedChain
+from dpmf.accountants.chain._majorants import lags_of
+from dpmf.accountants.chain._renewal import RenewalModel
+from dpmf.accountants.chain._renewal_fit import _BlockFit, block_lengths, renewal_blocks
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.allocation import BallsInBins, cyclic_bandwidth
 from dpmf.mechanism import Mechanism

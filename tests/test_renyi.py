@@ -17,8 +17,8 @@ from scipy.optimize import brentq
 import dpmf
 from dpmf import strategies
 from dpmf.accountants import Renyi
-from dpmf.accountants._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.accountants.renyi import log_conversion_factor
+from dpmf.accountants.renyi._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.allocation import BallsInBins, circulant_majorant, gram_matrix, truncate
 from dpmf.mechanism import Mechanism
 

@@ -9,10 +9,11 @@ from scipy.stats import gamma
 
 import dpmf
 from dpmf import BallsInBins, Mechanism, lag_products, strategies
-from dpmf.accountants import Chain, chain, lower
-from dpmf.accountants._calls import PLANS, invert_calls
-from dpmf.accountants._chain_laws import LineModel, Resolution
-from dpmf.accountants._stationary import StationaryModel, _power_sum, stationary_models
+from dpmf import lower_bounds as lower
+from dpmf.accountants import Chain, chain
+from dpmf.accountants.chain._calls import PLANS, invert_calls
+from dpmf.accountants.chain._laws import LineModel, Resolution
+from dpmf.accountants.chain._stationary import StationaryModel, _power_sum, stationary_models
 from dpmf.lag_products import gram_sums, lower_sums, toeplitz_lags
 
 STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]

@@ -11,7 +11,7 @@ from test_soundness_renyi import DIRECTIONS, log_uniform, mechanisms, random_set
 
 import dpmf
 from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
-from dpmf.accountants.lower import lower_delta
+from dpmf.lower_bounds import lower_delta
 from dpmf.mechanism import Mechanism
 
 # The oracle is good to 1e-6 relative; below 1e-14 it is left out.

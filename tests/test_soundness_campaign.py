@@ -24,7 +24,7 @@ from soundness.judge import fault
 from soundness.truth import Truth, gaussian_delta, sampled_delta
 
 from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
-from dpmf.accountants.lower import lower_delta
+from dpmf.lower_bounds import lower_delta
 
 ROOT = Path(__file__).parent.parent
 SLICE = 2000

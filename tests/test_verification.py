@@ -13,7 +13,7 @@ import pytest
 import dpmf
 from dpmf import verification
 from dpmf.accountants import ACCOUNTANTS, Gaussian
-from dpmf.accountants.base import Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.verification import CheckedBound, Sampled, contradictions, verify
 
 SMALL = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "4"]

@@ -21,7 +21,7 @@ from dpmf.accountants import ACCOUNTANTS
 from dpmf_experiments.spec import Cell
 
 # What every cell goes through. The front door (`dpmf.api`) is hashed alone: its imports lead to every accountant.
-_SHARED = ("dpmf.calibration", "dpmf.mechanism", "dpmf.strategies.closed_form", "dpmf.accountants.lower")
+_SHARED = ("dpmf.calibration", "dpmf.mechanism", "dpmf.strategies.closed_form", "dpmf.lower_bounds")
 _ALONE = ("dpmf.api",)
 _OPTIMISED = ("dpmf.strategies.optimised", "dpmf.strategies.banded_inverse")
 _OPTIMISED_NAMES = ("bandmf", "bandinvmf", "blt")

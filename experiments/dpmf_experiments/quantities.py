@@ -18,8 +18,9 @@ import numpy as np
 from scipy.special import logsumexp
 
 import dpmf
-from dpmf.accountants import Accountant, Conditional, Renyi, lower
-from dpmf.accountants.base import PreparedAccountant
+from dpmf import lower_bounds as lower
+from dpmf.accountants import Accountant, Conditional, Renyi
+from dpmf.accountants.protocol import PreparedAccountant
 from dpmf_experiments.machine import machine as this_machine
 from dpmf_experiments.spec import accountant_of, mechanism_of
 

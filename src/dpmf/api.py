@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dpmf import budget, validation
-from dpmf.accountants import lower, resolve
-from dpmf.accountants.base import (
+from dpmf import lower_bounds as lower
+from dpmf.accountants.protocol import (
     RELATIONS,
     Accountant,
     Direction,
@@ -19,6 +19,7 @@ from dpmf.accountants.base import (
     PreparedAccountant,
     directions_of,
 )
+from dpmf.accountants.registry import resolve
 from dpmf.errors import CalibrationError
 from dpmf.in_time import InTime
 from dpmf.mechanism import Mechanism

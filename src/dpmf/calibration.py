@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from dpmf import budget
-from dpmf.accountants.base import LITTLE_HOPE, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import LITTLE_HOPE, Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.search import LARGEST_RATIO, least_noise
 

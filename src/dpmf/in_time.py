@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TypeVar
 
 from dpmf import budget, progress
-from dpmf.accountants.base import Direction, Evaluation, PreparedAccountant
 from dpmf.accountants.gaussian import Gaussian
+from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.mechanism import Mechanism
 

@@ -19,7 +19,7 @@ from dpmf.errors import CalibrationError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpmf.accountants import Accountant
+    from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
     from dpmf.results import Estimate, PrivacyBound, PrivacyProfile
 

@@ -18,9 +18,13 @@ from typing import Any
 import numpy as np
 
 from dpmf import api, validation
+from dpmf import lower_bounds as lower
 from dpmf._version import __version__
-from dpmf.accountants import ACCOUNTANTS, Accountant, Chain, Conditional, MonteCarlo, lower, resolve
-from dpmf.accountants.base import Direction, directions_of
+from dpmf.accountants.chain import Chain
+from dpmf.accountants.conditional import Conditional
+from dpmf.accountants.monte_carlo import MonteCarlo
+from dpmf.accountants.protocol import Accountant, Direction, directions_of
+from dpmf.accountants.registry import ACCOUNTANTS, resolve
 from dpmf.mechanism import Mechanism
 
 # Minima of the others; estimates; what is proved elsewhere (asked only by name).

@@ -1,112 +1,55 @@
-"""The accountants, by name. To add one: write its file, and add its class to the list below."""
+"""The accountants: each turns a mechanism and a noise multiplier into a bound on (ε, δ).
+
+`protocol.py` says what an accountant is, `registry.py` knows them by name, and every other entry is one accountant.
+Names are imported when they are first used, so that one accountant can be imported without the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from dpmf import validation
-from dpmf.accountants.auto import Auto
-from dpmf.accountants.base import (
-    DIRECTIONS,
-    RELATIONS,
-    Accountant,
-    Direction,
-    Evaluation,
-    Portfolio,
-    PreparedAccountant,
-)
-from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
-from dpmf.accountants.best import Best
-from dpmf.accountants.cascade import Cascade
-from dpmf.accountants.chain import Chain
-from dpmf.accountants.conditional import Conditional
-from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.lattice import Lattice
-from dpmf.accountants.monte_carlo import MonteCarlo
-from dpmf.accountants.renyi import Renyi
-from dpmf.mechanism import Mechanism
+if TYPE_CHECKING:
+    from dpmf.accountants.baselines import PLDAccounting as PLDAccounting
+    from dpmf.accountants.baselines import RandomAllocation as RandomAllocation
+    from dpmf.accountants.cascade import Cascade as Cascade
+    from dpmf.accountants.chain import Chain as Chain
+    from dpmf.accountants.combined.auto import Auto as Auto
+    from dpmf.accountants.combined.best import Best as Best
+    from dpmf.accountants.conditional import Conditional as Conditional
+    from dpmf.accountants.gaussian import Gaussian as Gaussian
+    from dpmf.accountants.lattice import Lattice as Lattice
+    from dpmf.accountants.monte_carlo import MonteCarlo as MonteCarlo
+    from dpmf.accountants.protocol import Accountant as Accountant
+    from dpmf.accountants.registry import ACCOUNTANTS as ACCOUNTANTS
+    from dpmf.accountants.registry import resolve as resolve
+    from dpmf.accountants.registry import suitable as suitable
+    from dpmf.accountants.registry import with_options as with_options
+    from dpmf.accountants.renyi import Renyi as Renyi
 
-ACCOUNTANTS: dict[str, type[Accountant]] = {
-    cls.name: cls
-    for cls in (
-        Best,
-        Auto,
-        Chain,
-        Cascade,
-        Lattice,
-        Renyi,
-        Conditional,
-        Gaussian,
-        MonteCarlo,
-        RandomAllocation,
-        PLDAccounting,
-    )
+_HOME = {
+    "ACCOUNTANTS": "registry",
+    "Accountant": "protocol",
+    "Auto": "combined.auto",
+    "Best": "combined.best",
+    "Cascade": "cascade",
+    "Chain": "chain",
+    "Conditional": "conditional",
+    "Gaussian": "gaussian",
+    "Lattice": "lattice",
+    "MonteCarlo": "monte_carlo",
+    "PLDAccounting": "baselines",
+    "RandomAllocation": "baselines",
+    "Renyi": "renyi",
+    "resolve": "registry",
+    "suitable": "registry",
+    "with_options": "registry",
 }
 
-
-def resolve(accountant: str | Accountant) -> Accountant:
-    """The accountant itself, or the one of that name with default options."""
-    if isinstance(accountant, Accountant):
-        return accountant
-    return ACCOUNTANTS[validation.choice("accountant", accountant, tuple(ACCOUNTANTS))]()
+__all__ = list(_HOME)
 
 
-def suitable(mechanism: Mechanism) -> list[Accountant]:
-    """Every accountant that can be used with the mechanism here, with default options; `best` last, no `auto`."""
-    found = []
-    for name, cls in ACCOUNTANTS.items():
-        if cls is Auto:  # chooses among the others
-            continue
-        accountant = cls()
-        try:
-            accountant.prepare(mechanism)
-        except (ValueError, ImportError):  # correlated noise, an optional package that is not there
-            continue
-        found.append((name == Best.name, accountant))
-    return [accountant for _, accountant in sorted(found, key=lambda pair: pair[0])]
-
-
-def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:
-    """The accountant with the options that are not None replaced; an error where it does not have one of them.
-
-    `best` and `auto` hand options of the Rényi accountant on to their own.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(accountant, Best | Auto):
-        own = {item.name for item in fields(accountant)} - {"renyi", "accountants"}
-        inner = {name: given.pop(name) for name in list(given) if name not in own}
-        if inner:
-            accountant = replace(accountant, renyi=with_options(accountant.renyi, inner))  # type: ignore[arg-type]
-    known = {item.name for item in fields(accountant)}  # type: ignore[arg-type]
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{name} applies to other accountants than {accountant.name}")
-    return replace(accountant, **given)  # type: ignore[type-var]
-
-
-__all__ = [
-    "ACCOUNTANTS",
-    "DIRECTIONS",
-    "RELATIONS",
-    "Accountant",
-    "Auto",
-    "Best",
-    "Cascade",
-    "Chain",
-    "Conditional",
-    "Direction",
-    "Evaluation",
-    "Gaussian",
-    "Lattice",
-    "MonteCarlo",
-    "PLDAccounting",
-    "Portfolio",
-    "PreparedAccountant",
-    "RandomAllocation",
-    "Renyi",
-    "resolve",
-    "suitable",
-    "with_options",
-]
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"dpmf.accountants.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dpmf.accountants' has no attribute {name!r}")

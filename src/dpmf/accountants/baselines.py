@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.errors import missing_extra
 from dpmf.mechanism import Mechanism
 

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpmf.accountants.base import Accountant, Direction, Evaluation, PreparedAccountant
-from dpmf.gaussian_loss import gaussian_delta, gaussian_loss_delta
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
 
 

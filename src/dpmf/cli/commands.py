@@ -31,7 +31,7 @@ from dpmf.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dpmf.accountants import Accountant
+    from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
     from dpmf.results import Estimate, PrivacyBound
 
@@ -202,7 +202,7 @@ def compare(
 ) -> None:
     """The noise multiplier each accountant asks for, at several ε."""
     from dpmf import report
-    from dpmf.accountants import suitable
+    from dpmf.accountants.registry import suitable
 
     renyi = {"max_order": max_order, "work_budget": work_budget}
     sampling = {"samples": _QUICK_SAMPLES if samples is None else samples, "seed": seed}
@@ -229,7 +229,7 @@ def compare(
 
 def accountants(as_json: Json = False) -> None:
     """The accountants known, and what each is."""
-    from dpmf.accountants import ACCOUNTANTS
+    from dpmf.accountants.registry import ACCOUNTANTS
 
     if as_json:
         rows = [{"accountant": name, "description": cls.summary} for name, cls in ACCOUNTANTS.items()]

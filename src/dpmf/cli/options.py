@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from dpmf.accountants import Accountant
+    from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
 
 # How the arguments of the Python API are called here, for error messages.
@@ -59,7 +59,7 @@ def _strategies(start: str) -> list[str]:
 
 
 def _accountants(start: str) -> list[str]:
-    from dpmf.accountants import ACCOUNTANTS
+    from dpmf.accountants.registry import ACCOUNTANTS
 
     return [name for name in ACCOUNTANTS if name.startswith(start)]
 
@@ -151,7 +151,7 @@ def accountant_from(
     seed: Seed = None,
     failure_probability: FailureProbability = None,
 ) -> "Accountant":
-    from dpmf.accountants import resolve, with_options
+    from dpmf.accountants.registry import resolve, with_options
 
     sampling = {"samples": samples, "seed": seed, "failure_probability": failure_probability}
     options = {"max_order": max_order, "work_budget": work_budget, "tolerance": tolerance, **sampling}

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpmf.accountants.base import Accountant, Direction, PreparedAccountant
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.integrations._dominating_pair import DominatingPair, dominating_pair, falling, hull
+from dpmf.accountants.protocol import Accountant, Direction, PreparedAccountant
+from dpmf.loss.dominating_pair import DominatingPair, dominating_pair, falling, hull
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 from dpmf.validation import wrong

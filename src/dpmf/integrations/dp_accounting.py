@@ -18,7 +18,8 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_distribution
 
 from dpmf import validation
-from dpmf.accountants import Accountant, resolve
+from dpmf.accountants.protocol import Accountant
+from dpmf.accountants.registry import resolve
 from dpmf.allocation import BallsInBins
 from dpmf.api import DEFAULT_ACCOUNTANT, _checked_noise
 from dpmf.integrations._profile_points import ProfilePoints

@@ -9,7 +9,7 @@ from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
 from dpmf import api, validation
-from dpmf.accountants.base import PreparedAccountant
+from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.allocation import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dpmf import api, validation
-from dpmf.accountants import ACCOUNTANTS, resolve, with_options
-from dpmf.accountants.base import RELATIONS, Accountant, PreparedAccountant, directions_of
-from dpmf.accountants.lower import LowerBounds, lower_noise_multiplier
+from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant, directions_of
+from dpmf.accountants.registry import ACCOUNTANTS, resolve, with_options
+from dpmf.lower_bounds import LowerBounds, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Array
 
@@ -102,7 +102,7 @@ def views(
     `time_budget` is for each calibration, as in `dpmf.calibrate`; a row says where it ran out.
 
     **Formal guarantees.** Each noise multiplier is that of `dpmf.calibrate` and each curve that of `dpmf.profile`, with
-    the accountant it is shown for; `lower` and `lower_curve` are those of `dpmf.accountants.lower`.
+    the accountant it is shown for; `lower` and `lower_curve` are those of `dpmf.lower_bounds`.
     """
     epsilon = validation.positive("epsilon", epsilon)
     delta = validation.probability("delta", delta)

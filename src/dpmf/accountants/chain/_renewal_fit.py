@@ -1,0 +1,253 @@
+"""Fits of renewal blocks to the circulant majorant of a Gram matrix (`_renewal` says what the blocks are)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from dpmf import budget
+from dpmf.accountants.chain._majorants import MARGIN, lags_of
+from dpmf.accountants.chain._renewal import RenewalModel
+from dpmf.accountants.chain._separators import ring_of_fewer
+from dpmf.strategies.base import Array
+
+_LEAST_RATE, _TOP_RATE = 1e-5, 5.0
+_FEWEST = 24  # indices in a block up to which every pair is a constraint from the start
+_LONGEST, _LENGTHS = 300, 2  # of blocks, and how many lengths are tried
+_MOST_RAISED = 1.3  # a fit that has to be raised by more is no fit
+
+
+class _BlockFit:
+    """Right loads, logarithms of the chain's deviations and rates −log ρ, all piecewise linear in the index.
+
+    The last parameter is the rate from the separator to the first index.
+    """
+
+    def __init__(self, lags: Array, length: int, emphasis: float) -> None:
+        self._n, self._scale = length, float(lags[0])
+        n = length
+        # Of two blocks on a ring, each pair is linked twice: once within half the ring.
+        reach = len(lags) if len(lags) > 2 * n else len(lags) // 2 + 1
+        g = np.concatenate((lags[:reach] / lags[0], np.zeros(2 * n)))
+        i = np.arange(n)
+        self._within, self._across = g[np.abs(i[:, None] - i)], g[n + i - i[:, None]]
+        self._weight_within = np.exp(emphasis * self._within)
+        self._weight_across = np.exp(emphasis * self._across)
+        self._low, self._high = np.minimum.outer(i, i).ravel(), np.maximum.outer(i, i).ravel()
+        self._upper = np.triu_indices(n, 1)
+        self._linked = np.nonzero(self._across > 0)
+        knots = _knots(n)
+        self._k = len(knots)
+        self._basis = _hats(i / (n - 1), knots)
+        rates = _hats((np.arange(n - 1) + 0.5) / (n - 1), knots)
+        self._path = np.concatenate((np.zeros((1, self._k)), np.cumsum(rates, axis=0)))
+
+    def _parts(self, p: Array) -> tuple[Array, Array, Array, Array]:
+        """What the chain carries of the left separator, right loads, A and B with chain covariance e^(A_i + B_j)."""
+        loads, logs, rates = p[:-1].reshape(3, self._k)
+        levels, path = self._basis @ logs, self._path @ rates
+        return np.exp(levels - path - p[-1]), self._basis @ loads, levels + path, levels - path
+
+    def covariances(self, p: Array) -> tuple[Array, Array]:
+        """Inside a block (without nuggets), and of a block with the next one."""
+        carried, right, a, b = self._parts(p)
+        return self._chain(a, b) + np.outer(right, right), np.outer(right, carried)
+
+    def _chain(self, a: Array, b: Array) -> Array:
+        return np.exp(np.clip(a[self._low] + b[self._high], -60.0, 4.0)).reshape(self._n, self._n)
+
+    def cost(self, p: Array) -> tuple[float, Array]:
+        """Weighted sum of covariances, where a diagonal below that of G costs nothing, and its gradient."""
+        budget.check()
+        carried, right, a, b = self._parts(p)
+        chain = self._chain(a, b)
+        inside, between = chain + np.outer(right, right), np.outer(right, carried)
+        weight = self._weight_within.copy()
+        own = np.diagonal(weight).copy()
+        over = np.diagonal(inside) - 1
+        root = np.sqrt(over**2 + 1e-6)
+        np.fill_diagonal(weight, 0.0)
+        total = float((weight * inside).sum() + 2 * (self._weight_across * between).sum())
+        total += float(own @ (1 + 0.5 * (over + root)))
+        np.fill_diagonal(weight, own * 0.5 * (1 + over / root))
+        slope = (weight * chain).ravel()
+        by_carried = 2 * (self._weight_across.T @ right) * carried
+        by_a = np.bincount(self._low, slope, self._n)
+        by_b = np.bincount(self._high, slope, self._n) + by_carried
+        by_right = 2 * weight @ right + 2 * self._weight_across @ carried
+        parts = self._basis.T @ by_right, self._basis.T @ (by_a + by_b), self._path.T @ (by_a - by_b)
+        return total / self._n, np.concatenate((*parts, [-by_carried.sum()])) / self._n
+
+    def _slack(self, p: Array, pairs: tuple[Any, Any], links: tuple[Any, Any]) -> Array:
+        inside, between = self.covariances(p)
+        return 10 * np.concatenate(((inside - self._within)[pairs], (between - self._across)[links]))
+
+    def _slack_slope(self, p: Array, pairs: tuple[Any, Any], links: tuple[Any, Any]) -> Array:
+        carried, right, a, b = self._parts(p)
+        basis, path = self._basis, self._path
+        i, j = pairs
+        chain = np.exp(np.clip(a[i] + b[j], -60.0, 4.0))[:, None]
+        loads = basis[i] * right[j, None] + basis[j] * right[i, None]
+        inside = loads, chain * (basis[i] + basis[j]), chain * (path[i] - path[j]), np.zeros((len(i), 1))
+        k, m = links
+        value = (right[k] * carried[m])[:, None]
+        between = basis[k] * carried[m, None], value * basis[m], -value * path[m], -value
+        return 10 * np.concatenate((np.concatenate(inside, axis=1), np.concatenate(between, axis=1)))
+
+    def start(self) -> Array:
+        n, middle = self._n, self._n // 2
+        rate = -math.log(float(self._within[0, middle]) + 0.02) / middle
+        rising = 0.8 * np.exp(-2.0 * np.arange(n)[::-1] / n)
+        load = np.maximum(np.linalg.lstsq(self._basis, rising, rcond=None)[0], 0.05)
+        return np.concatenate((load, np.full(self._k, 0.5 * math.log(0.5)), np.full(self._k, rate), [0.1]))
+
+    def solve(self, start: Array) -> Array | None:
+        """Sequential quadratic programming on a sample of pairs, to which those violated most are added."""
+        n, p = self._n, start
+        bounds = [(0.0, 2.0)] * self._k + [(-12.0, 1.0)] * self._k
+        bounds += [(_LEAST_RATE, _TOP_RATE)] * self._k + [(1e-3, _TOP_RATE)]
+        i, j = self._upper
+        k, m = self._linked
+        used, linked = np.ones(len(i), dtype=bool), np.ones(len(k), dtype=bool)
+        if n > _FEWEST:
+            lags = np.unique(np.round(np.geomspace(1, n - 1, 14)).astype(np.int64))
+            used = np.isin(j - i, lags) & ((i % (n // 16) == 0) | (i < 2) | (j > n - 3))
+            linked = ((k + 3 * m) % (n // 3) == 0) | (m == 0) | (k == n - 1)
+        for _ in range(6):
+            pairs, links = (i[used], j[used]), (k[linked], m[linked])
+            constraint: Any = {
+                "type": "ineq",
+                "fun": lambda q, pairs=pairs, links=links: self._slack(q, pairs, links),
+                "jac": lambda q, pairs=pairs, links=links: self._slack_slope(q, pairs, links),
+            }
+            found = minimize(
+                self.cost, p, jac=True, bounds=bounds, method="SLSQP",
+                constraints=[constraint], options={"maxiter": 100, "ftol": 1e-6},
+            )  # fmt: skip
+            if not np.all(np.isfinite(found.x)):
+                return None
+            p = np.clip(np.asarray(found.x), [b[0] for b in bounds], [b[1] for b in bounds])
+            inside, between = self.covariances(p)
+            short = ((self._within - inside) / (self._within + 0.02))[self._upper]
+            parted = ((self._across - between) / (self._across + 0.02))[self._linked]
+            worst, farthest = np.argsort(-short)[:60], np.argsort(-parted)[:60]
+            worst, farthest = worst[short[worst] > 1e-3], farthest[parted[farthest] > 1e-3]
+            if len(worst) + len(farthest) == 0:
+                break
+            used[worst] = True
+            linked[farthest] = True
+        return p
+
+    def model(self, p: Array, blocks: int, closed: bool) -> RenewalModel:
+        loads, logs, rates = p[:-1].reshape(3, self._k)
+        root = math.sqrt(self._scale)
+        correlations = np.exp(-np.concatenate((p[-1:], np.diff(self._path @ rates))))
+        deviations = np.exp(self._basis @ logs) * root
+        return RenewalModel(self._basis @ loads * root, deviations, correlations, np.zeros(self._n), blocks, closed)
+
+
+def _knots(n: int) -> Array:
+    """Places in [0, 1] of knots, dense at the borders of a block of n indices: all of them where they are few."""
+    if n <= 14:
+        return np.asarray(np.arange(n) / (n - 1))
+    inner = np.array([0.0, 0.02, 0.06, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.94, 0.98, 1.0])
+    places = np.concatenate((inner, [1 / (n - 1), 1 - 1 / (n - 1)]))
+    return np.unique(np.round(places * (n - 1))) / (n - 1)
+
+
+def _hats(place: Array, knots: Array) -> Array:
+    return np.stack([np.interp(place, knots, row) for row in np.eye(len(knots))], axis=1)
+
+
+def block_lengths(width: int, b: int) -> list[int]:
+    """Lengths worth trying for a ring (or line) of b indices whose covariance ends before lag `width`.
+
+    Two indices of blocks that are not adjacent are at least L + 1 apart, so L ≥ width − 1 covers all pairs.
+    """
+    least = max(3, width - 1)
+    found = {b // blocks for blocks in range(3, b // least + 1)} if least <= _LONGEST else set()
+    near = sorted((x for x in found if x <= 2 * least), key=lambda x: abs(x / least - 1.2) + 2 * (b % x) / b)
+    return near[:_LENGTHS]
+
+
+def renewal_blocks(gram: Array, emphasis: float, lengths: list[int]) -> RenewalModel | None:
+    """The best fit over some block lengths; None where no fit is good enough.
+
+    **Formal guarantees.** As for `separators`: the covariance, computed from the numbers returned, is at least the
+    circulant majorant of G in every entry, on the ring of whole blocks that is left after at most L − 1 indices are
+    dropped (the Toeplitz majorant of a G that does not wrap, on a line, where none has to be dropped).
+    """
+    g = lags_of(gram)
+    b = len(g)
+    linear = np.array([np.diagonal(gram, d).max() for d in range(b)])
+    wraps = bool(np.any(linear[b // 2 + 1 :] > 0))
+    best: tuple[float, RenewalModel] | None = None
+    for length in lengths:
+        blocks = b // length
+        kept = length * blocks
+        lags = ring_of_fewer(g, b, kept)
+        closed = wraps or kept < b
+        lags = lags if closed else linear
+        for model in _fits(lags, length, emphasis, blocks, closed):
+            cost = cost_of(model, lags, emphasis) * b / kept
+            if best is None or cost < best[0]:
+                best = (cost, model)
+    return None if best is None else best[1]
+
+
+def _fits(lags: Array, length: int, emphasis: float, blocks: int, closed: bool) -> list[RenewalModel]:
+    """Solutions from a plain start and, for an emphasis, from that without: the solver does not always converge."""
+    plain = _BlockFit(lags, length, 0.0)
+    found = [plain.solve(plain.start())]
+    if emphasis > 0:
+        fit = _BlockFit(lags, length, emphasis)
+        found += [fit.solve(start) for start in (fit.start(), found[0]) if start is not None]
+    models = [_dominating(plain.model(p, blocks, closed), lags) for p in found if p is not None]
+    return [model for model in models if model is not None]
+
+
+def cost_of(model: RenewalModel, lags: Array, emphasis: float) -> float:
+    """Σ_j e^(emphasis·g_ij/g_0)·cov_ij, averaged over the rows i."""
+    total = 0.0
+    for offset, target in _targets(model, lags):
+        total += float((np.exp(emphasis * target / lags[0]) * model.block_covariance(offset)).sum())
+    return total / model.length
+
+
+def _targets(model: RenewalModel, lags: Array) -> list[tuple[int, Array]]:
+    i = np.arange(model.length)
+    return [(o, lags[np.abs(o * model.length + i - i[:, None])]) for o in range(model.blocks)]
+
+
+def _dominating(model: RenewalModel, lags: Array) -> RenewalModel | None:
+    """The model raised until it dominates the circulant matrix of these lags; None where that takes too much."""
+    for offsets in (range(1, model.blocks), (0,)):  # first the links, through the right loads alone, then the rest
+        factor = 1.0
+        for offset, target in _targets(model, lags):
+            if offset not in offsets:
+                continue
+            needed = target > 0
+            if offset == 0:
+                np.fill_diagonal(needed, False)
+            covariance = model.block_covariance(offset)
+            if not np.all(covariance[needed] > 0):
+                return None
+            if needed.any():
+                factor = max(factor, float((target[needed] / covariance[needed]).max()))
+        if not factor < _MOST_RAISED:
+            return None
+        if offsets == (0,):
+            model = model.scaled(math.sqrt(factor * (1 + 2 * MARGIN)))
+        elif factor > 1:
+            model = replace(model, right=model.right * factor * (1 + 2 * MARGIN))
+    own, top = model.variances()[: model.length], float(lags[0]) * (1 + MARGIN)
+    nuggets = np.maximum(top - own, 0.0) * (1 + MARGIN) + MARGIN * top
+    model = replace(model, nuggets=nuggets)
+    for offset, target in _targets(model, lags):
+        if not np.all(model.block_covariance(offset) >= target * (1 + 0.5 * MARGIN)):
+            return None
+    return model

@@ -1,0 +1,277 @@
+"""Conditional composition: the mechanism as a sequence of independent Gaussian-mixture steps, but for a bad event.
+
+Given all earlier outcomes a step is a Gaussian mixture whose weights are the posterior over the bins. Outside an event
+of probability δ_E these weights are dominated by fixed ones (`_reverse_hazard`), and the steps with fixed weights
+compose like independent mechanisms (`pld`). Good at small ε and few epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpmf import budget, validation
+from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.loss.distribution import LossDistribution, Mixtures, compose, to_dp_accounting
+from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon
+from dpmf.mechanism import Mechanism
+
+DEFAULT_TEMPERATURES = (math.inf, 10**-1, 10**-0.5, 1.0, 10**0.5, 10.0)
+_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+# The range of means (in units of σ) inside which double precision serves; see `_effective_noise` and `_hopeless`.
+_LARGEST_MEAN = 1e5
+_SMALLEST_MEAN = 1e-9
+_GRAMS_HELD = 3  # b × b arrays at a time
+
+
+@dataclass(frozen=True)
+class Conditional(Accountant):
+    """Options of conditional composition.
+
+    Attributes:
+      family: tail bounds: "am-gm" (ψ uniform) or "variational" (the best of several ψ).
+      option: the variational family: 1, ψ uniform; 2, softmax of −|ρ_k − μ_j|²/t for R's component ρ_k; 3, softmax of
+        −|μ_i − μ_j|²/t.
+      temperatures: t > 0 of options 2 and 3; ∞ is the uniform ψ.
+      bad_event_share: δ_E as a share of δ, strictly between 0 and 1.
+      optimise_bad_event: try several shares as well and keep the best.
+    """
+
+    name: ClassVar[str] = "conditional"
+    summary: ClassVar[str] = "conditional composition: per-step Gaussian mixtures outside a bad event"
+    rests_on: ClassVar[str] = (
+        "conditional composition (Choquette-Choo et al. 2023, Thm 3.1) of dominated Gaussian mixtures"
+    )
+
+    family: str = "variational"
+    option: int = 3
+    temperatures: Sequence[float] = DEFAULT_TEMPERATURES
+    bad_event_share: float = 0.5
+    optimise_bad_event: bool = False
+
+    def __post_init__(self) -> None:
+        validation.choice("family", self.family, ("variational", "am-gm"))
+        validation.integer("option", self.option, at_least=1, at_most=3)
+        validation.probability("bad_event_share", self.bad_event_share)
+        validation.flag("optimise_bad_event", self.optimise_bad_event)
+        try:
+            if isinstance(self.temperatures, str | bytes):  # whose elements would be taken for numbers
+                raise TypeError
+            values = tuple(
+                math.inf if value == math.inf else validation.positive("temperatures", value)
+                for value in self.temperatures
+            )
+        except TypeError:
+            raise validation.wrong("temperatures", "positive numbers", self.temperatures) from None
+        if not values:
+            raise ValueError("temperatures must be at least one positive number, got none")
+        object.__setattr__(self, "temperatures", values)
+
+    def prepare(self, mechanism: Mechanism) -> PreparedConditional:
+        return PreparedConditional(self, mechanism)
+
+    def variational_family(self) -> Family:
+        if self.family == "am-gm" or self.option == 1:
+            return Family(True, (), False)
+        finite = tuple(sorted({t for t in self.temperatures if t < math.inf}))
+        return Family(math.inf in self.temperatures, finite, self.option == 2)
+
+
+class PreparedConditional(PreparedAccountant):
+    """Conditional composition of one mechanism.
+
+    The σ-independent terms of the tail bounds are computed once per direction, at its first use, and serve every σ.
+
+    **Formal guarantees.** For each δ_E the bound is δ_E + H, H ≥ δ(ε) of the composed dominating mixtures: the
+    conditional composition theorem (Choquette-Choo et al. 2023, Theorem 3.1) with the bad event's probability taken
+    under the first distribution of the pair: P for "remove", Q for "add". Which δ_E is used may depend on everything
+    but the outcome, so the best of several is sound too. Where no step needs a tail bound (b = 1, identical means)
+    there is no bad event and δ_E = 0.
+    """
+
+    def __init__(self, options: Conditional, mechanism: Mechanism) -> None:
+        self.name = options.name
+        self.options = options
+        self.mechanism = mechanism
+        self._hazards: dict[Direction, ReverseHazards] = {}
+        self._recent: OrderedDict[tuple[float, float, Direction], Mixtures] = OrderedDict()
+        budget.claim(_GRAMS_HELD * 8.0 * mechanism.allocation.batches_per_epoch**2)
+        self._largest = math.sqrt(float(mechanism.gram.diagonal().max()))
+
+    def reverse_hazards(self, direction: Direction) -> ReverseHazards:
+        if direction not in self._hazards:
+            self._hazards[direction] = ReverseHazards(self.mechanism, direction, self.options.variational_family())
+        return self._hazards[direction]
+
+    def _hopeless(self, noise_multiplier: float) -> bool:
+        """Whether there is so little noise that the answer δ = 1 need not be computed."""
+        return self._largest > _LARGEST_MEAN * noise_multiplier
+
+    def _effective_noise(self, noise_multiplier: float) -> float:
+        """σ, or less where it is out of all proportion: δ falls with σ, so a bound for less noise holds for more."""
+        return min(noise_multiplier, self._largest / _SMALLEST_MEAN) if self._largest > 0 else 1.0
+
+    def mixtures(self, noise_multiplier: float, bad_event: float, direction: Direction) -> Mixtures:
+        """The dominating steps for δ_E = `bad_event`."""
+        key = (noise_multiplier, bad_event, direction)
+        if key not in self._recent:
+            self._recent[key] = self.reverse_hazards(direction).mixtures(
+                self._effective_noise(noise_multiplier), bad_event
+            )
+            while len(self._recent) > 8:
+                self._recent.popitem(last=False)
+        return self._recent[key]
+
+    def _compose(
+        self, noise_multiplier: float, bad_event: float, direction: Direction, **where: Any
+    ) -> LossDistribution:
+        return compose(
+            self.mixtures(noise_multiplier, bad_event, direction),
+            self._effective_noise(noise_multiplier),
+            direction,
+            floor=1e-3 * bad_event,
+            **where,
+        )
+
+    def _gaussian(self, direction: Direction) -> float | None:
+        """The sensitivity of the Gaussian mechanism that this one is, if it is one; σ does not matter then."""
+        if self.reverse_hazards(direction).live_steps:
+            return None
+        return self.mixtures(1.0, 0.5, direction).gaussian
+
+    def _bad_event(self, wanted: float, direction: Direction) -> float:
+        return wanted if self.reverse_hazards(direction).live_steps else 0.0
+
+    def _evaluate(self, noise_multiplier: float, epsilon: float, bad_event: float, direction: Direction) -> Evaluation:
+        """The bound δ_E + H(ε) for this δ_E."""
+        if self._hopeless(noise_multiplier):
+            return Evaluation(1.0, {"bad_event": 0.0})
+        sensitivity = self._gaussian(direction)
+        if sensitivity is not None:
+            return Evaluation(gaussian_delta(sensitivity / noise_multiplier, epsilon), {"bad_event": 0.0})
+        loss = self._compose(noise_multiplier, bad_event, direction, epsilon=epsilon)
+        spent = self._bad_event(bad_event, direction)
+        return Evaluation(min(1.0, loss.delta(epsilon) + spent), {"bad_event": spent, "loss_interval": loss.interval})
+
+    def _shares(self) -> tuple[float, ...]:
+        share = self.options.bad_event_share
+        return (share, *(s for s in _SHARES if s != share)) if self.options.optimise_bad_event else (share,)
+
+    def delta_for_target(
+        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    ) -> Evaluation:
+        """A bound on δ(ε) with δ_E a fixed share of `target_delta`: what calibration should ask for."""
+        return min(
+            (self._evaluate(noise_multiplier, epsilon, share * target_delta, direction) for share in self._shares()),
+            key=lambda evaluation: evaluation.value,
+        )
+
+    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+        """The bound whose own δ_E is the share asked for of it, to a few percent.
+
+        δ_E is sought between 10⁻³⁰ and ½; all bounds met on the way are sound and the least is returned.
+        """
+        share = self.options.bad_event_share
+        odds = math.log(share / (1 - share))
+        best = Evaluation(1.0, {"bad_event": 0.0})
+
+        def excess(log_event: float) -> float:
+            """log of H over its share, falling in δ_E."""
+            nonlocal best
+            event = math.exp(log_event)
+            found = self._evaluate(noise_multiplier, epsilon, event, direction)
+            if found.value < best.value:
+                best = found
+            if not found.details["bad_event"]:
+                return 0.0  # no bad event, or no hope: nothing to balance
+            rest = found.value - event
+            return math.log(rest) + odds - log_event if rest > 0 else -math.inf
+
+        _balance(excess, math.log(1e-6), math.log(1e-30), math.log(0.5))
+        if self.options.optimise_bad_event and best.details["bad_event"]:
+            event = best.details["bad_event"]
+            for factor in (0.2, 0.5, 1.5, 1.8):
+                excess(math.log(min(event * factor, 0.5)))
+        return best
+
+    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+        """The least ε found; each share of δ costs two compositions, the second sharpest at the first one's answer."""
+        if self._hopeless(noise_multiplier):
+            return Evaluation(math.inf, {"bad_event": 0.0})
+        sensitivity = self._gaussian(direction)
+        if sensitivity is not None:
+            return Evaluation(gaussian_epsilon(sensitivity / noise_multiplier, delta), {"bad_event": 0.0})
+        best = Evaluation(math.inf, {"bad_event": 0.0})
+        for share in self._shares():
+            event = share * delta
+            rest = delta - self._bad_event(event, direction)
+            loss = self._compose(noise_multiplier, event, direction, delta=rest)
+            epsilon = loss.epsilon(rest)
+            if 0 < epsilon < math.inf:
+                loss = self._compose(noise_multiplier, event, direction, epsilon=epsilon)
+                epsilon = min(epsilon, loss.epsilon(rest))
+            if epsilon < best.value:
+                best = Evaluation(epsilon, {"bad_event": delta - rest, "loss_interval": loss.interval})
+        return best
+
+    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """A whole profile from one composition per half decade of δ_E, per decade below 10⁻¹⁰, down to 10⁻²⁰."""
+        if len(epsilons) <= 3 or self._hopeless(noise_multiplier) or self._gaussian(direction) is not None:
+            return super().deltas_one_way(noise_multiplier, epsilons, direction)
+        best = [1.0] * len(epsilons)
+        odds = (1 - self.options.bad_event_share) / self.options.bad_event_share
+        for exponent in (*(0.5 * half for half in range(1, 20)), *range(10, 21)):
+            event = 10**-exponent
+            loss = self._compose(noise_multiplier, event, direction, delta=min(odds * event, 0.9))
+            spent = self._bad_event(event, direction)
+            best = [min(old, loss.delta(e) + spent) for old, e in zip(best, epsilons, strict=True)]
+            if min(best) > 3 * event:
+                break
+        return best
+
+    def to_dp_accounting(self, noise_multiplier: float, bad_event: float) -> Any:
+        """Both directions as dp_accounting's `PrivacyLossDistribution`, δ_E as mass of infinite loss.
+
+        It upper-bounds δ(ε) at every ε and is sharp where δ(ε) is about 2·`bad_event`.
+        """
+        losses: list[LossDistribution] = []
+        directions: tuple[Direction, ...] = ("remove", "add")
+        for direction in directions:
+            interval = losses[0].interval if losses else None
+            loss = self._compose(noise_multiplier, bad_event, direction, delta=bad_event, tilt=0.0, interval=interval)
+            losses.append(loss.with_infinity(self._bad_event(bad_event, direction)))
+        return to_dp_accounting(*losses)
+
+
+def _balance(excess: Callable[[float], float], start: float, lowest: float, highest: float) -> None:
+    """Follow a falling function to within 0.05 of its zero; the caller notes what it meets."""
+    value = excess(start)
+    if abs(value) <= 0.05:
+        return
+    low = high = start
+    f_low = f_high = value
+    step = math.log(1e3)
+    while value > 0 and high < highest:
+        low, f_low = high, value
+        high = min(high + step, highest)
+        f_high = value = excess(high)
+    while f_low < 0 and low > lowest:
+        high, f_high = low, f_low
+        low = max(low - step, lowest)
+        f_low = excess(low)
+    for _ in range(12):
+        if high - low <= 0.05 or not f_low > 0 > f_high:
+            return
+        share = min(max(f_low / (f_low - f_high), 0.1), 0.9) if math.isfinite(f_high) else 0.5
+        middle = low + share * (high - low)
+        value = excess(middle)
+        if abs(value) <= 0.05:
+            return
+        if value > 0:
+            low, f_low = middle, value
+        else:
+            high, f_high = middle, value

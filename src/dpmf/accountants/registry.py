@@ -1,0 +1,78 @@
+"""The accountants by name. To add one, write its module and add its class to the list below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from dpmf import validation
+from dpmf.accountants.baselines import PLDAccounting, RandomAllocation
+from dpmf.accountants.cascade import Cascade
+from dpmf.accountants.chain import Chain
+from dpmf.accountants.combined.auto import Auto
+from dpmf.accountants.combined.best import Best
+from dpmf.accountants.conditional import Conditional
+from dpmf.accountants.gaussian import Gaussian
+from dpmf.accountants.lattice import Lattice
+from dpmf.accountants.monte_carlo import MonteCarlo
+from dpmf.accountants.protocol import Accountant
+from dpmf.accountants.renyi import Renyi
+from dpmf.mechanism import Mechanism
+
+ACCOUNTANTS: dict[str, type[Accountant]] = {
+    cls.name: cls
+    for cls in (
+        Best,
+        Auto,
+        Chain,
+        Cascade,
+        Lattice,
+        Renyi,
+        Conditional,
+        Gaussian,
+        MonteCarlo,
+        RandomAllocation,
+        PLDAccounting,
+    )
+}
+
+
+def resolve(accountant: str | Accountant) -> Accountant:
+    """The accountant itself, or the one of that name with default options."""
+    if isinstance(accountant, Accountant):
+        return accountant
+    return ACCOUNTANTS[validation.choice("accountant", accountant, tuple(ACCOUNTANTS))]()
+
+
+def suitable(mechanism: Mechanism) -> list[Accountant]:
+    """Every accountant that can be used with the mechanism here, with default options; `best` last, no `auto`."""
+    found = []
+    for name, cls in ACCOUNTANTS.items():
+        if cls is Auto:  # chooses among the others
+            continue
+        accountant = cls()
+        try:
+            accountant.prepare(mechanism)
+        except (ValueError, ImportError):  # correlated noise, an optional package that is not there
+            continue
+        found.append((name == Best.name, accountant))
+    return [accountant for _, accountant in sorted(found, key=lambda pair: pair[0])]
+
+
+def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:
+    """The accountant with the options that are not None replaced; an error where it does not have one of them.
+
+    `best` and `auto` hand options of the Rényi accountant on to their own.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(accountant, Best | Auto):
+        own = {item.name for item in fields(accountant)} - {"renyi", "accountants"}
+        inner = {name: given.pop(name) for name in list(given) if name not in own}
+        if inner:
+            accountant = replace(accountant, renyi=with_options(accountant.renyi, inner))  # type: ignore[arg-type]
+    known = {item.name for item in fields(accountant)}  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name} applies to other accountants than {accountant.name}")
+    return replace(accountant, **given)  # type: ignore[type-var]
