@@ -74,7 +74,7 @@ def mechanisms() -> dict[str, dpmf.Mechanism]:
 
 def own(mechanism: dpmf.Mechanism) -> dict[str, Accountant]:
     uncorrelated = _uncorrelated(mechanism)
-    samples = 100_000 if mechanism.allocation.batches_per_epoch < 1000 else 20_000
+    samples = 100_000 if mechanism.batching.batches_per_epoch < 1000 else 20_000
     tight: dict[str, Accountant] = {"lattice": Lattice()} if uncorrelated else {"chain": Chain()}
     return tight | {
         "best (default)": Best(),
@@ -126,7 +126,7 @@ def jax_monte_carlo(mechanism: dpmf.Mechanism, samples: int) -> Callable[[float]
     from jax_privacy import batch_selection
     from jax_privacy.experimental.monte_carlo import delta_calculation, sample_generation
 
-    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     column = np.trim_zeros(mechanism.strategy.strategy_coef(n), "b")  # type: ignore[attr-defined]
     selection = batch_selection.BallsInBinsSampling(iterations=n, cycle_length=b)
 
@@ -152,7 +152,7 @@ Answers = list[tuple[float, float]]
 
 def questions(mechanism: dpmf.Mechanism, sigmas: list[float]) -> dict[str, tuple[str, Callable[[], Answers]]]:
     """By accountant: whose it is, and how to get its answers."""
-    epochs, b = mechanism.allocation.epochs, mechanism.allocation.batches_per_epoch
+    epochs, b = mechanism.batching.epochs, mechanism.batching.batches_per_epoch
 
     def with_dpmf(accountant: Accountant) -> Callable[[], Answers]:
         def ask(sigma: float) -> float:

@@ -13,7 +13,7 @@ import time
 
 from dpmf.accountants.conditional import Conditional, PreparedConditional
 from dpmf.accountants.protocol import Direction
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd

@@ -16,7 +16,7 @@ import dpmf
 from dpmf import strategies
 from dpmf.accountants.chain import Chain, _families, _PreparedChain
 from dpmf.accountants.monte_carlo import MonteCarlo
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
 from dpmf.mechanism import Mechanism
 

@@ -66,8 +66,8 @@ def growth() -> Table:
 def gram() -> Table:
     table = Table("b", "N", "seconds", title="Gram matrix of a Toeplitz strategy (BISR, p = 4): O(bN)")
     for b, n in ((100, 1000), (100, 10_000), (100, 100_000), (1000, 100_000), (1000, 1_000_000)):
-        allocation = dpmf.BallsInBins(n // b, b)
-        seconds = best_of(lambda a=allocation: dpmf.Mechanism(dpmf.strategies.bisr(4), a).gram, times=1)
+        batching = dpmf.BallsInBins(n // b, b)
+        seconds = best_of(lambda a=batching: dpmf.Mechanism(dpmf.strategies.bisr(4), a).gram, times=1)
         table.add_row(str(b), str(n), f"{seconds:.3f}")
     return table
 

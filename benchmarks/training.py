@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd

@@ -126,7 +126,7 @@ def train(place: Path) -> None:
         state = checkpoint.load(file)
         stream.load_state_dict(state["noise"])
         weights = state["weights"]
-    while stream.step < mechanism.allocation.iterations:
+    while stream.step < mechanism.batching.iterations:
         step = stream.step
         rows = np.concatenate([np.asarray(row).ravel() for row in stream.next()])
         _note(place / "begun", f"{step} {hashlib.sha256(rows.tobytes()).hexdigest()}")

@@ -51,7 +51,7 @@ def python_call(rng: Rng, index: int, directory: Path) -> Outcome:
         ),
         "profile": (dpmf.profile, {**asked, "noise_multiplier": 2.0, "epsilons": [1.0, 2.0]}),
         "BallsInBins": (dpmf.BallsInBins, {"epochs": 2, "batches_per_epoch": 3, "iterations": 6}),
-        "Mechanism": (dpmf.Mechanism, {"strategy": strategies.bsr(2), "allocation": dpmf.BallsInBins(2, 3)}),
+        "Mechanism": (dpmf.Mechanism, {"strategy": strategies.bsr(2), "batching": dpmf.BallsInBins(2, 3)}),
         "coefficients": (strategies.coefficients, {"source": [1.0, 0.5]}),
         "matrix": (strategies.matrix, {"source": [[1.0]]}),
         "bsr": (strategies.bsr, {"bandwidth": 2}),

@@ -134,7 +134,7 @@ def _picked(name: str, problem: Problem, seed: int, light: bool) -> Plan | None:
     plan = PLANS.get(name, _OTHER)
     start = np.random.default_rng([seed, 1, zlib.crc32(name.encode())]).random()
     place = (start + problem.index * _GOLDEN) % 1.0
-    if place >= plan.share(problem.mechanism.allocation.batches_per_epoch, light):
+    if place >= plan.share(problem.mechanism.batching.batches_per_epoch, light):
         return None
     # What costs next to nothing fills the campaign of the tests.
     return replace(plan, epsilons=len(problem.epsilons)) if light and plan.light == 1 else plan
@@ -147,7 +147,7 @@ def accountants_for(
 
     Each has a stream of its own, so that a new accountant does not change what the others are asked.
     """
-    bins = problem.mechanism.allocation.batches_per_epoch
+    bins = problem.mechanism.batching.batches_per_epoch
     for name, cls in ACCOUNTANTS.items():
         plan = None if name in NOT_OURS else _picked(name, problem, seed, light)
         if plan is not None:

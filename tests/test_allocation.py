@@ -12,16 +12,9 @@ import oracles
 import pytest
 
 from dpmf import strategies
-from dpmf.allocation import (
-    BallsInBins,
-    circulant_majorant,
-    cyclic_bandwidth,
-    cyclic_distance,
-    folded_column,
-    gram_matrix,
-    mean_rows,
-    truncate,
-)
+from dpmf.batching import BallsInBins
+from dpmf.gram.bands import circulant_majorant, cyclic_bandwidth, cyclic_distance, truncate
+from dpmf.gram.means import folded_column, gram_matrix, mean_rows
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import NormalizedDense, Strategy
 
@@ -53,7 +46,7 @@ def random_matrix(n: int, seed: int, zeros: float = 0.3) -> np.ndarray:
     return full
 
 
-def allocation(b: int, n: int) -> BallsInBins:
+def batching(b: int, n: int) -> BallsInBins:
     return BallsInBins.from_iterations(n, b)
 
 
@@ -155,8 +148,8 @@ def test_bad_from_iterations(n, b, name):
         (None, BallsInBins(1, 2), "strategy"),
         (np.eye(2), BallsInBins(1, 2), "strategy"),
         ("bsr", BallsInBins(1, 2), "strategy"),
-        (strategies.dpsgd(), (1, 2), "allocation"),
-        (strategies.dpsgd(), None, "allocation"),
+        (strategies.dpsgd(), (1, 2), "batching"),
+        (strategies.dpsgd(), None, "batching"),
         (strategies.matrix(np.eye(3)), BallsInBins(1, 2), "matrix"),  # wrong size
     ],
 )
@@ -173,7 +166,7 @@ def test_bad_mechanism(strategy, bins, name):
 @pytest.mark.parametrize("label", TOEPLITZ)
 def test_toeplitz_against_the_definition(label, b, n):
     strategy, matrix = TOEPLITZ[label]
-    bins, dense = allocation(b, n), matrix(n)
+    bins, dense = batching(b, n), matrix(n)
     means = oracles.mixture_means(dense, b)
     np.testing.assert_allclose(folded_column(strategy, bins), means[:, 0], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(collected_means(strategy, bins), means, rtol=1e-12, atol=1e-14)
@@ -190,7 +183,7 @@ def test_dense_against_the_definition(kind, b, n):
         strategy, dense = NormalizedDense(strategy, "each"), dense / norms
     elif kind == "largest column":
         strategy, dense = strategy.normalized(), dense / norms.max()
-    bins = allocation(b, n)
+    bins = batching(b, n)
     np.testing.assert_allclose(collected_means(strategy, bins), oracles.mixture_means(dense, b), rtol=1e-13)
     np.testing.assert_allclose(gram_matrix(strategy, bins), oracles.gram(dense, b), rtol=1e-12, atol=1e-15)
 
@@ -200,17 +193,17 @@ def test_one_matrix_two_ways(b, n):
     """The Toeplitz kernel and the streamed dense product agree on the same C."""
     strategy = strategies.bisr(3)
     dense = strategies.matrix(strategy.matrix(n))
-    bins = allocation(b, n)
+    bins = batching(b, n)
     np.testing.assert_allclose(gram_matrix(strategy, bins), gram_matrix(dense, bins), rtol=1e-13)
 
 
 def test_means_and_gram_are_streamed_in_blocks(monkeypatch):
     """With blocks of a few rows the answers are the same."""
-    bins, dense = allocation(4, 23), random_matrix(23, seed=5)
+    bins, dense = batching(4, 23), random_matrix(23, seed=5)
     for strategy in (strategies.matrix(dense), strategies.bsr(6)):
         whole = collected_means(strategy, bins)
         whole_gram = gram_matrix(strategy, bins)
-        monkeypatch.setattr("dpmf.allocation._CHUNK_BYTES", 8 * 23 * 3)
+        monkeypatch.setattr("dpmf.gram.means._CHUNK_BYTES", 8 * 23 * 3)
         assert len(list(mean_rows(strategy, bins))) > 1
         np.testing.assert_array_equal(collected_means(strategy, bins), whole)
         np.testing.assert_allclose(gram_matrix(strategy, bins), whole_gram, rtol=1e-14)
@@ -222,7 +215,7 @@ def test_rounding_of_the_gram_matrix_is_as_documented(b, n):
     """Well within (2N + 4)·2⁻⁵², against rational arithmetic: the accountants add that back."""
     for strategy in (strategies.bisr(3), strategies.matrix(random_matrix(n, seed=n))):
         exact = oracles.exact_gram(strategy.matrix(n), b)
-        computed = oracles.rational(gram_matrix(strategy, allocation(b, n)))
+        computed = oracles.rational(gram_matrix(strategy, batching(b, n)))
         for row, reference in zip(computed, exact, strict=True):
             for value, truth in zip(row, reference, strict=True):
                 assert abs(value - truth) * 2**52 <= n * truth
@@ -304,7 +297,7 @@ def grams() -> dict[str, np.ndarray]:
     found = {}
     for label, strategy in (("bsr3", strategies.bsr(3)), ("bsr9", strategies.bsr(9)), ("bisr2", strategies.bisr(2))):
         for b, n in [(1, 3), (2, 5), (3, 3), (4, 12), (5, 9), (6, 18), (8, 8), (9, 20)]:
-            found[f"{label} b={b} N={n}"] = gram_matrix(strategy, allocation(b, n))
+            found[f"{label} b={b} N={n}"] = gram_matrix(strategy, batching(b, n))
     for b in (2, 5, 8):
         found[f"random b={b}"] = oracles.gram(random_matrix(2 * b, seed=b), b)
     found["zero"] = np.zeros((4, 4))

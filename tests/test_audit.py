@@ -99,7 +99,7 @@ def train(run: PrivateTraining, steps: int, trace: Trace | None = None) -> Trace
 def findings(trace: Trace, mechanism: dpmf.Mechanism) -> list[str]:
     """What is not as it was accounted for."""
     wrong = []
-    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     c = mechanism.strategy.matrix(n)
     sums, releases = np.stack(trace.sums), np.stack(trace.releases)
     if len(sums) != n:

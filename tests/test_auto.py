@@ -168,12 +168,12 @@ def test_out_of_time_the_lower_bound_is_a_closed_form():
     target = {"target_epsilon": 1.0, "target_delta": 1e-5, "with_lower": True}
     for mechanism in (CORRELATED, UNCORRELATED, Mechanism(strategies.matrix([[1.0, 0], [0.5, 1]]), BallsInBins(1, 2))):
         full = dpmf.calibrate(mechanism, accountant="gaussian", **target)
-        fresh = Mechanism(mechanism.strategy, mechanism.allocation)  # without what was computed before
+        fresh = Mechanism(mechanism.strategy, mechanism.batching)  # without what was computed before
         found = dpmf.calibrate(fresh, accountant="auto", time_budget=1e-9, **target)
         assert 0.3 * full.lower <= found.lower <= full.lower * (1 + 1e-4)
         at = {"noise_multiplier": 0.5, "accountant": "auto", "time_budget": 1e-9, "with_lower": True}
-        assert dpmf.epsilon(Mechanism(mechanism.strategy, mechanism.allocation), delta=1e-5, **at).lower > 0
-        assert dpmf.delta(Mechanism(mechanism.strategy, mechanism.allocation), epsilon=0.5, **at).lower > 0
+        assert dpmf.epsilon(Mechanism(mechanism.strategy, mechanism.batching), delta=1e-5, **at).lower > 0
+        assert dpmf.delta(Mechanism(mechanism.strategy, mechanism.batching), epsilon=0.5, **at).lower > 0
 
 
 def test_nothing_is_said_to_be_impossible_without_a_lower_bound(capsys):

@@ -13,8 +13,9 @@ import dpmf
 from dpmf import BallsInBins, Mechanism, budget, strategies
 from dpmf.accountants import ACCOUNTANTS, Auto, Best, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
 from dpmf.accountants.chain._laws import in_chunks
-from dpmf.allocation import gram_matrix, truncate
-from dpmf.lag_products import toeplitz_lags
+from dpmf.gram.bands import truncate
+from dpmf.gram.means import gram_matrix
+from dpmf.gram.sums import toeplitz_lags
 from dpmf.search import least_noise
 
 SMALL = Mechanism(strategies.bsr(3), BallsInBins(2, 8))
@@ -74,7 +75,7 @@ def test_without_time_or_memory_closed_forms_answer(name, limit):
 
 def test_closed_forms_without_the_gram_matrix():
     mechanism = Mechanism(strategies.bsr(4), BallsInBins(3, 12, 31))
-    gram = gram_matrix(mechanism.strategy, mechanism.allocation)
+    gram = gram_matrix(mechanism.strategy, mechanism.batching)
     found = Gaussian().prepare(mechanism)
     assert "gram" not in mechanism.__dict__
     for epsilon in (0.0, 1.0):
@@ -83,7 +84,7 @@ def test_closed_forms_without_the_gram_matrix():
     sums = mechanism.gram_sums
     np.testing.assert_allclose(sums.diagonal, np.diagonal(gram), rtol=1e-12)
     assert sums.total == pytest.approx(gram.sum(), rel=1e-12)
-    dense = Mechanism(strategies.matrix(mechanism.strategy.matrix(31)), mechanism.allocation)
+    dense = Mechanism(strategies.matrix(mechanism.strategy.matrix(31)), mechanism.batching)
     np.testing.assert_allclose(dense.gram_sums.diagonal, np.diagonal(gram), rtol=1e-12)
     assert dense.gram_sums.total == pytest.approx(gram.sum(), rel=1e-12)
 
@@ -208,7 +209,7 @@ MEGABYTES = 30e6
 )
 def test_arrays_stay_within_the_budget(accountant):
     """Twice the budget, and ten megabytes of work space: a Rényi accountant would take a hundred, a chain more."""
-    mechanism = Mechanism(LARGE.strategy, LARGE.allocation)  # nothing is kept from one accountant to the next
+    mechanism = Mechanism(LARGE.strategy, LARGE.batching)  # nothing is kept from one accountant to the next
     dpmf.delta(SMALL, noise_multiplier=2.0, epsilon=1.0, accountant=accountant, direction="remove")  # compiles
     tracemalloc.start()
     try:

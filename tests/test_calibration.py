@@ -20,7 +20,7 @@ import dpmf
 from dpmf import budget, strategies
 from dpmf.accountants import Renyi
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way, least_noise
 from dpmf.mechanism import Mechanism
 
@@ -237,7 +237,7 @@ def test_a_weaker_target_needs_less_noise(label, direction, log_epsilon, log_del
 
 def test_a_scaled_strategy_scales_the_noise():
     base = dpmf.calibrate(SMALL["bsr k=1"], target_epsilon=2.0, target_delta=1e-6, accountant=CHEAP).noise_multiplier
-    scaled = Mechanism(strategies.coefficients(1000 * strategies.bsr(3).strategy_coef(3)), SMALL["bsr k=1"].allocation)
+    scaled = Mechanism(strategies.coefficients(1000 * strategies.bsr(3).strategy_coef(3)), SMALL["bsr k=1"].batching)
     found = dpmf.calibrate(scaled, target_epsilon=2.0, target_delta=1e-6, accountant=CHEAP).noise_multiplier
     assert found == pytest.approx(1000 * base, rel=3e-4)
 

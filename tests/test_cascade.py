@@ -23,7 +23,7 @@ from dpmf.accountants.cascade._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants.cascade._tree import Tree, TreeMoments, dominating_tree, lag_majorant, levels_of
 from dpmf.accountants.cascade._tree_law import Fineness, GridLaw, TooManyNodesError, lognormal, one, tree_law
 from dpmf.accountants.cascade._tree_pairs import dominating_pair
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.kernels.cascade import add_on_geometric_grid
 from dpmf.mechanism import Mechanism
 
@@ -206,7 +206,7 @@ def test_lags_are_the_average_over_rotations(tree: Tree) -> None:
 def test_some_average_of_rotations_is_above_every_gram_matrix(
     mechanism: Mechanism, first: int, emphasis: float
 ) -> None:
-    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     tree = dominating_tree(lag_majorant(mechanism), b, first, emphasis)
     average = rotations(tree.covariance()).mean(axis=0)
     assert np.all(average >= oracles.gram(mechanism.strategy.matrix(n), b) * (1 - 1e-14))
@@ -251,7 +251,7 @@ def test_lags_in_groups_are_dominated_one_by_one(monkeypatch: pytest.MonkeyPatch
 def test_averages_over_two_trees_are_above_every_gram_matrix(
     mechanism: Mechanism, shared: float, firsts: tuple[int, int]
 ) -> None:
-    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     pair = dominating_pair(lag_majorant(mechanism), b, firsts, 0.0, shared)
     if pair is None:
         return
@@ -266,7 +266,7 @@ def test_averages_over_two_trees_are_above_every_gram_matrix(
 def test_bounds_of_two_trees_are_not_below_quadrature(
     mechanism: Mechanism, sigma: float, epsilon: float, shared: float
 ) -> None:
-    b = mechanism.allocation.batches_per_epoch
+    b = mechanism.batching.batches_per_epoch
     pair = dominating_pair(lag_majorant(mechanism), b, (2, 3), 0.0, shared)
     exact = oracles.delta(mechanism.gram / sigma**2, epsilon, "remove")
     if pair is not None and exact > 1e-14:

@@ -23,7 +23,7 @@ from dpmf.accountants.chain._puts import invert_puts
 from dpmf.accountants.chain._separators import SeparatorModel, separators
 from dpmf.accountants.chain._transfer import TermTable, hat_weights, invert
 from dpmf.accountants.lattice import Lattice
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.kernels.chain import block_transforms, multiply_terms, trace_of_power
 from dpmf.mechanism import Mechanism
 
@@ -201,7 +201,7 @@ def small_mechanisms(draw: st.DrawFn) -> Mechanism:
 @settings(deadline=None, max_examples=12, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 def test_never_below_quadrature(mechanism, log_sigma, epsilon):
     sigma = math.exp(log_sigma)
-    truth = oracles.gram(mechanism.strategy.matrix(mechanism.allocation.iterations), len(mechanism.gram)) / sigma**2
+    truth = oracles.gram(mechanism.strategy.matrix(mechanism.batching.iterations), len(mechanism.gram)) / sigma**2
     prepared = Chain(discretisation_loss=0.02).prepare(mechanism)
     for direction in DIRECTIONS:
         exact = oracles.delta(truth, epsilon, direction)

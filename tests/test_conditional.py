@@ -14,7 +14,7 @@ from scipy.special import logsumexp, ndtr
 
 from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional, _reverse_hazard
 from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import DenseStrategyMixin
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd
@@ -50,8 +50,8 @@ def mechanism(strategy, b: int, iterations: int) -> Mechanism:
 
 def mean_table(mech: Mechanism) -> np.ndarray:
     """N × b from the definition."""
-    n = mech.allocation.iterations
-    return oracles.mixture_means(mech.strategy.matrix(n), mech.allocation.batches_per_epoch)
+    n = mech.batching.iterations
+    return oracles.mixture_means(mech.strategy.matrix(n), mech.batching.batches_per_epoch)
 
 
 # --- Algorithm 2 on vectors of length n, with the right readings ----------------------------------------------------

@@ -229,7 +229,7 @@ def test_comments_docstrings_and_formatting_are_not_code() -> None:
 def test_a_cell_depends_on_its_own_accountant_only() -> None:
     closure = fingerprint._closure(("dpmf.accountants.renyi", "dpmf.calibration"))
     assert "dpmf.kernels.renyi" in closure
-    assert "dpmf.allocation" in closure
+    assert "dpmf.batching" in closure
     assert "dpmf.accountants.chain" not in closure
     assert "dpmf.accountants.chain" in fingerprint._closure(("dpmf.accountants.combined.best",))
 

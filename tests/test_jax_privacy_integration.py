@@ -79,7 +79,7 @@ def test_jax_stays_in_single_precision() -> None:
 @pytest.mark.parametrize(("n", "b", "epochs"), [(12, 4, 3), (10, 4, 3), (4, 4, 1)])
 def test_sampling(n: int, b: int, epochs: int) -> None:
     sampling = batch_selection.BallsInBinsSampling(iterations=n, cycle_length=b)
-    found = bridge.allocation(sampling)
+    found = bridge.batching(sampling)
     assert (found.epochs, found.batches_per_epoch, found.iterations) == (epochs, b, n)
     # A record takes part where dpmf says that its bin does.
     batches = list(sampling.batch_iterator(5, rng=0))
@@ -105,11 +105,11 @@ def test_sampling(n: int, b: int, epochs: int) -> None:
         (lambda: bridge.strategy(np.ones((2, 2)), noising=True), "lower-triangular inverse"),
         (lambda: bridge.strategy([[math.nan]], noising=True), "strategy must be real and finite"),
         (
-            lambda: bridge.allocation(batch_selection.CyclicPoissonSampling(sampling_prob=0.5, iterations=4)),
+            lambda: bridge.batching(batch_selection.CyclicPoissonSampling(sampling_prob=0.5, iterations=4)),
             "sampling must be a jax_privacy BallsInBinsSampling",
         ),
         (
-            lambda: bridge.allocation(batch_selection.BallsInBinsSampling(iterations=2, cycle_length=4)),
+            lambda: bridge.batching(batch_selection.BallsInBinsSampling(iterations=2, cycle_length=4)),
             "batches_per_epoch must be at most iterations = 2",
         ),
         (lambda: bridge.column_norm(COEF, 3), "source must be a dpmf strategy or mechanism"),

@@ -87,7 +87,7 @@ def test_training_by_jax_privacy_is_the_mechanism() -> None:
     """Every record pushes its own coordinate, so that what was summed shows who took part."""
     records, clip = 30, 0.5
     accounted = mechanism("bsr")
-    b = accounted.allocation.batches_per_epoch
+    b = accounted.batching.batches_per_epoch
     expected = records / b
     features = jnp.eye(records)
 

@@ -20,7 +20,7 @@ from dpmf.accountants.lattice import Lattice, grouped, independent_delta, uncorr
 from dpmf.accountants.lattice._lognormal_sum import LognormalSum
 from dpmf.accountants.lattice._weights import call_from_above, cell_weights, hat_weights
 from dpmf.accountants.protocol import DIRECTIONS
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
 from dpmf.lower_bounds import lower_delta
 from dpmf.mechanism import Mechanism
@@ -33,7 +33,7 @@ REFERENCE = [
 ]
 
 
-def dpsgd_mechanism(b: int, epochs: int = 1, iterations: int = 0) -> Mechanism:
+def dpsgd_mechanism(b: int, epochs: int = 1, iterations: int | None = None) -> Mechanism:
     return Mechanism(dpsgd(), BallsInBins(epochs, b, iterations))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.protocol import DIRECTIONS
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
 from dpmf.lower_bounds import LowerBounds, lower_delta, lower_epsilon, lower_noise_multiplier
 from dpmf.mechanism import Mechanism

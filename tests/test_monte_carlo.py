@@ -25,7 +25,7 @@ from dpmf.accountants.monte_carlo import (
     samples_needed,
 )
 from dpmf.accountants.protocol import DIRECTIONS
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.errors import MissingExtraError
 from dpmf.mechanism import Mechanism
 from dpmf.results import PrivacyBound

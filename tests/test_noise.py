@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpmf import strategies
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy

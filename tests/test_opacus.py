@@ -32,7 +32,7 @@ SPAWN = {"multiprocessing_context": "spawn", "prefetch_factor": 1}
 
 MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(3, 8))
 RECORDS, SEED = 20, 13  # with two empty bins
-N = MECHANISM.allocation.iterations
+N = MECHANISM.batching.iterations
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_epsilon_of_the_steps_made_so_far(steps: int, iterations: int) -> None:
 
 
 def test_a_matrix_is_bounded_by_the_whole_of_it() -> None:
-    mechanism = dpmf.Mechanism(dpmf.strategies.matrix(MECHANISM.strategy.matrix(N)), MECHANISM.allocation)
+    mechanism = dpmf.Mechanism(dpmf.strategies.matrix(MECHANISM.strategy.matrix(N)), MECHANISM.batching)
     run = private(mechanism, accountant="renyi")
     train(run, 9)
     whole = dpmf.epsilon(mechanism, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
@@ -328,10 +328,10 @@ def test_adam_and_its_state(tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "strategy": ({"mechanism": dpmf.Mechanism(dpmf.strategies.bisr(3), MECHANISM.allocation)}, "mechanism = 'BISR"),
+    "strategy": ({"mechanism": dpmf.Mechanism(dpmf.strategies.bisr(3), MECHANISM.batching)}, "mechanism = 'BISR"),
     "N": ({"mechanism": dpmf.Mechanism(MECHANISM.strategy, dpmf.BallsInBins(4, 8))}, "mechanism = .*k=4"),
     "coefficients": (
-        {"mechanism": dpmf.Mechanism(dpmf.strategies.coefficients([1, 0.5, 0.375]), MECHANISM.allocation)},
+        {"mechanism": dpmf.Mechanism(dpmf.strategies.coefficients([1, 0.5, 0.375]), MECHANISM.batching)},
         "mechanism = 'Toeplitz",
     ),
     "noise": ({"noise_multiplier": 1.5}, "noise_multiplier = 1.5, .* has 1.0"),

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpmf import errors, strategies
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import Array
 from dpmf.strategies import banded_inverse, base, optimised
-from dpmf.strategies.base import Array, ToeplitzStrategy
+from dpmf.strategies.base import ToeplitzStrategy
 
 
 def dense_toeplitz(column: Array) -> Array:
@@ -38,7 +39,7 @@ BANDED_INVERSE = strategies.bandinvmf(4, iterations=100, min_sep=10)
 def test_bandinvmf_gives_the_reference_coefficients() -> None:
     np.testing.assert_allclose(BANDED_INVERSE.noising_coef(100)[:4], [1, -0.587, -0.169, -0.028], atol=1e-3)
     assert not BANDED_INVERSE.noising_coef(100)[4:].any()
-    allocated = strategies.bandinvmf(4).for_allocation(BallsInBins(10, 10))
+    allocated = strategies.bandinvmf(4).for_batching(BallsInBins(10, 10))
     np.testing.assert_array_equal(allocated.noising_coef(100), BANDED_INVERSE.noising_coef(100))
 
 
@@ -133,18 +134,18 @@ def test_blt_is_good_and_agrees_with_its_library() -> None:
 
 
 def test_optimised_strategies_fill_in_the_batching() -> None:
-    allocation = BallsInBins(epochs=3, batches_per_epoch=5, iterations=14)
+    batching = BallsInBins(epochs=3, batches_per_epoch=5, iterations=14)
     for make in (strategies.blt, strategies.bandinvmf):
-        filled = make(2).for_allocation(allocation)
+        filled = make(2).for_batching(batching)
         assert (filled.iterations, filled.min_sep, filled.max_participations) == (14, 5, 3)
-        kept = make(2, iterations=30, min_sep=7).for_allocation(allocation)
+        kept = make(2, iterations=30, min_sep=7).for_batching(batching)
         assert (kept.iterations, kept.min_sep, kept.max_participations) == (30, 7, None)
-        single = make(2, max_participations=1).for_allocation(allocation)
+        single = make(2, max_participations=1).for_batching(batching)
         assert (single.iterations, single.min_sep, single.max_participations) == (14, None, 1)
         assert single._problem(14) == make(2)._problem(14) == make(2, min_sep=99)._problem(14) == (14, 14, 1)
         assert make(2, min_sep=5, max_participations=99)._problem(14) == filled._problem(14) == (14, 5, 3)
-    assert strategies.bandmf(2).for_allocation(allocation) == strategies.bandmf(2, iterations=14)
-    assert strategies.bandmf(2, iterations=30).for_allocation(allocation).iterations == 30
+    assert strategies.bandmf(2).for_batching(batching) == strategies.bandmf(2, iterations=14)
+    assert strategies.bandmf(2, iterations=30).for_batching(batching).iterations == 30
 
 
 @pytest.mark.parametrize("make", [strategies.blt, strategies.bandinvmf, strategies.bandmf])

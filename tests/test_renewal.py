@@ -17,7 +17,8 @@ from dpmf.accountants.chain._majorants import lags_of
 from dpmf.accountants.chain._renewal import RenewalModel
 from dpmf.accountants.chain._renewal_fit import _BlockFit, block_lengths, renewal_blocks
 from dpmf.accountants.monte_carlo import MonteCarlo
-from dpmf.allocation import BallsInBins, cyclic_bandwidth
+from dpmf.batching import BallsInBins
+from dpmf.gram.bands import cyclic_bandwidth
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
@@ -169,7 +170,7 @@ def test_any_gram_matrix_is_dominated(epochs, data):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "allocation", "sigma", "epsilon"),
+    ("strategy", "batching", "sigma", "epsilon"),
     [
         (strategies.bsr(5), BallsInBins(3, 24), 1.6, 1.0),
         (strategies.bsr(7), BallsInBins(1, 24), 2.5, 0.3),
@@ -178,8 +179,8 @@ def test_any_gram_matrix_is_dominated(epochs, data):
     ],
     ids=["ring", "line", "cut-off epoch", "not decreasing"],
 )
-def test_renewal_blocks_are_above_monte_carlo(strategy, allocation, sigma, epsilon):
-    mechanism = Mechanism(strategy, allocation)
+def test_renewal_blocks_are_above_monte_carlo(strategy, batching, sigma, epsilon):
+    mechanism = Mechanism(strategy, batching)
     gram = mechanism.gram
     lengths = block_lengths(cyclic_bandwidth(gram), len(gram))
     truth = MonteCarlo(samples=40_000, seed=3).prepare(mechanism)

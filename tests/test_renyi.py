@@ -19,7 +19,9 @@ from dpmf import strategies
 from dpmf.accountants import Renyi
 from dpmf.accountants.renyi import log_conversion_factor
 from dpmf.accountants.renyi._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
-from dpmf.allocation import BallsInBins, circulant_majorant, gram_matrix, truncate
+from dpmf.batching import BallsInBins
+from dpmf.gram.bands import circulant_majorant, truncate
+from dpmf.gram.means import gram_matrix
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
@@ -166,7 +168,7 @@ def test_moments_against_enumeration(label, sigma):
 def test_divergences_of_the_accountant_against_enumeration(label):
     """Through the public door: exact where a bandwidth is affordable, above the truth with any other."""
     checked = mechanism(label)
-    b = checked.allocation.batches_per_epoch
+    b = checked.batching.batches_per_epoch
     top = top_order(b)
     for sigma in SIGMAS:
         expected = np.array([float(truth(label, sigma, m)) / (m - 1) for m in range(2, top + 1)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.closed_form import bsr
@@ -17,15 +17,15 @@ SOURCES = ("fast", "secure")
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
-    "allocation", [BallsInBins(3, 7), BallsInBins(1, 5), BallsInBins(2, 1), BallsInBins.from_iterations(17, 5)], ids=str
+    "batching", [BallsInBins(3, 7), BallsInBins(1, 5), BallsInBins(2, 1), BallsInBins.from_iterations(17, 5)], ids=str
 )
-def test_every_record_is_in_the_iterations_of_its_bin_and_no_others(allocation: BallsInBins, source: str) -> None:
-    sampler = BallsInBinsSampler(40, allocation, seed=3, source=source)
+def test_every_record_is_in_the_iterations_of_its_bin_and_no_others(batching: BallsInBins, source: str) -> None:
+    sampler = BallsInBinsSampler(40, batching, seed=3, source=source)
     batches = list(sampler.batches())
-    assert len(batches) == allocation.iterations
+    assert len(batches) == batching.iterations
     for record, bin_ in enumerate(sampler.bins):
         iterations = [t for t, batch in enumerate(batches) if record in batch]
-        assert iterations == list(range(bin_, allocation.iterations, allocation.batches_per_epoch))
+        assert iterations == list(range(bin_, batching.iterations, batching.batches_per_epoch))
 
 
 def test_an_epoch_at_a_time_as_lists() -> None:
@@ -78,13 +78,13 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 7, 20])
 def test_a_restored_state_goes_on_mid_epoch(stop: int) -> None:
-    allocation = BallsInBins.from_iterations(20, 7)
-    whole = [batch.tolist() for batch in BallsInBinsSampler(50, allocation, seed=5).batches()]
-    first = BallsInBinsSampler(50, allocation, seed=5)
+    batching = BallsInBins.from_iterations(20, 7)
+    whole = [batch.tolist() for batch in BallsInBinsSampler(50, batching, seed=5).batches()]
+    first = BallsInBinsSampler(50, batching, seed=5)
     begun = first.batches()
     for _ in range(stop):
         next(begun)
-    second = BallsInBinsSampler(50, allocation, seed=99)
+    second = BallsInBinsSampler(50, batching, seed=99)
     second.load_state_dict(first.state_dict())
     assert second.position == stop
     assert [batch.tolist() for batch in second.batches()] == whole[stop:]
@@ -102,9 +102,9 @@ def test_a_new_iteration_begins_where_training_is() -> None:
 
 
 def test_processes_share_each_batch() -> None:
-    allocation = BallsInBins(1, 6)
-    whole = BallsInBinsSampler(50, allocation, seed=4)
-    shares = [BallsInBinsSampler(50, allocation, seed=4, rank=rank, world_size=3) for rank in range(3)]
+    batching = BallsInBins(1, 6)
+    whole = BallsInBinsSampler(50, batching, seed=4)
+    shares = [BallsInBinsSampler(50, batching, seed=4, rank=rank, world_size=3) for rank in range(3)]
     for t in range(6):
         parts = np.concatenate([share.batch(t) for share in shares])
         assert sorted(parts) == sorted(whole.batch(t))
@@ -148,7 +148,7 @@ def test_states_of_something_else_are_refused(change: dict[str, object], message
     [
         ({"size": 4}, "dataset must have at least as many records as batches_per_epoch = 5, got 4"),
         ({"size": 0}, "size must be at least 1"),
-        ({"allocation": 5}, "allocation must be a BallsInBins or a Mechanism"),
+        ({"batching": 5}, "batching must be a BallsInBins or a Mechanism"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": b"short"}, "32 bytes"),
         ({"source": "x"}, "source must be one of fast, secure"),
@@ -157,4 +157,4 @@ def test_states_of_something_else_are_refused(change: dict[str, object], message
 )
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BallsInBinsSampler(**{"size": 20, "allocation": BallsInBins(2, 5), **arguments})
+        BallsInBinsSampler(**{"size": 20, "batching": BallsInBins(2, 5), **arguments})

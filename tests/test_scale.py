@@ -14,28 +14,28 @@ from dpmf.accountants import Chain, chain
 from dpmf.accountants.chain._calls import PLANS, invert_calls
 from dpmf.accountants.chain._laws import LineModel, Resolution
 from dpmf.accountants.chain._stationary import StationaryModel, _power_sum, stationary_models
-from dpmf.lag_products import gram_sums, lower_sums, toeplitz_lags
+from dpmf.gram.sums import gram_sums, lower_sums, toeplitz_lags
 
 STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]
 ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), BallsInBins(6, 7)]
 
 
-@pytest.mark.parametrize("allocation", ALLOCATIONS, ids=str)
+@pytest.mark.parametrize("batching", ALLOCATIONS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("piece", [2**20, 50, 1])
-def test_lags_and_sums_against_the_matrix(strategy, allocation, piece, monkeypatch):
+def test_lags_and_sums_against_the_matrix(strategy, batching, piece, monkeypatch):
     monkeypatch.setattr(lag_products, "_PIECE", piece)
-    b, n = allocation.batches_per_epoch, allocation.iterations
+    b, n = batching.batches_per_epoch, batching.iterations
     gram = oracles.gram(strategy.matrix(n), b)
     largest = np.array([np.diagonal(gram, d).max() for d in range(b)])
-    lags = toeplitz_lags(strategy, allocation)
+    lags = toeplitz_lags(strategy, batching)
     assert np.all(lags >= largest)
     assert np.all(lags <= largest + 2e-13 * gram.max())
     assert np.all((lags > 0) == (largest > 0)) or strategy.bandwidth(n) > 4
-    both = gram_sums(strategy, allocation)
+    both = gram_sums(strategy, batching)
     np.testing.assert_allclose(both.diagonal, np.diagonal(gram), rtol=1e-13)
     assert both.total == pytest.approx(gram.sum(), rel=1e-13)
-    sums = lower_sums(strategy, allocation)
+    sums = lower_sums(strategy, batching)
     assert np.all(sums.row_sums <= gram.sum(axis=1))
     np.testing.assert_allclose(sums.row_sums, gram.sum(axis=1), rtol=1e-9)
     assert sums.least <= gram.min()
@@ -47,12 +47,12 @@ def _covariance(model: StationaryModel, size: int) -> np.ndarray:
     return model.lags(size)[np.abs(d[:, None] - d)]
 
 
-@pytest.mark.parametrize("allocation", [BallsInBins(4, 200), BallsInBins(1, 200)], ids=str)
+@pytest.mark.parametrize("batching", [BallsInBins(4, 200), BallsInBins(1, 200)], ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-def test_stationary_majorants_dominate(strategy, allocation):
-    b = allocation.batches_per_epoch
-    gram = oracles.gram(strategy.matrix(allocation.iterations), b)
-    models = dict(stationary_models(Mechanism(strategy, allocation).lags))
+def test_stationary_majorants_dominate(strategy, batching):
+    b = batching.batches_per_epoch
+    gram = oracles.gram(strategy.matrix(batching.iterations), b)
+    models = dict(stationary_models(Mechanism(strategy, batching).lags))
     assert "shared" in models
     assert "stationary 0" in models
     for model in models.values():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dpmf
 from dpmf import strategies
 from dpmf.accountants import Renyi
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
@@ -52,7 +52,7 @@ def mechanisms(draw: st.DrawFn, most_bins: int = 3) -> Mechanism:
 
 def signal_to_noise(mechanism: Mechanism, sigma: float) -> np.ndarray:
     """S from the definition: the package's own Gram matrix is not trusted here."""
-    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     return oracles.gram(mechanism.strategy.matrix(n), b) / sigma**2
 
 
@@ -207,7 +207,7 @@ def test_more_noise_or_more_delta_mean_less_epsilon(mechanism, sigma, delta, fac
 )
 def test_a_larger_strategy_needs_more(mechanism, sigma, epsilon, direction, seed):
     """Entrywise larger C, entrywise larger G (Kahane): a larger δ."""
-    bins = mechanism.allocation
+    bins = mechanism.batching
     full = mechanism.strategy.matrix(bins.iterations)
     growth = 1 + np.random.default_rng(seed).random(full.shape) * 0.5
     larger = Mechanism(strategies.matrix(full * growth), bins)
@@ -219,7 +219,7 @@ def test_a_larger_strategy_needs_more(mechanism, sigma, epsilon, direction, seed
 @random_settings(40)
 @given(mechanisms(), log_uniform(0.1, 20), log_uniform(0.01, 20), log_uniform(1e-3, 1e3), st.sampled_from(DIRECTIONS))
 def test_only_the_ratio_of_strategy_and_noise_counts(mechanism, sigma, epsilon, scale, direction):
-    bins = mechanism.allocation
+    bins = mechanism.batching
     scaled = Mechanism(strategies.matrix(mechanism.strategy.matrix(bins.iterations) * scale), bins)
     expected = bound(mechanism, sigma, epsilon, direction, FIXED_ORDERS)
     assert bound(scaled, sigma * scale, epsilon, direction, FIXED_ORDERS) == pytest.approx(expected, rel=1e-7)

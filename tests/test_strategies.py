@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from dpmf import strategies
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import Array
 from dpmf.strategies import closed_form
-from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
+from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 
 def dense_toeplitz(column: Array) -> Array:
@@ -166,11 +167,11 @@ def test_a_zero_column_cannot_be_normalized_or_inverted() -> None:
 
 
 def test_normalized_strategies_bind_to_the_allocation() -> None:
-    allocation = BallsInBins(epochs=2, batches_per_epoch=10)
+    batching = BallsInBins(epochs=2, batches_per_epoch=10)
     plain = strategies.bandinvmf(3)
-    bound = Mechanism(plain.normalized(), allocation).strategy
-    assert bound == plain.for_allocation(allocation).normalized()
-    dense = Mechanism(plain.normalized("each"), allocation).strategy
+    bound = Mechanism(plain.normalized(), batching).strategy
+    assert bound == plain.for_batching(batching).normalized()
+    dense = Mechanism(plain.normalized("each"), batching).strategy
     np.testing.assert_allclose(np.linalg.norm(dense.matrix(20), axis=0), np.ones(20))
 
 

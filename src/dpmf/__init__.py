@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from dpmf import accountants as accountants
     from dpmf import strategies as strategies
     from dpmf import training as training
-    from dpmf.allocation import BallsInBins as BallsInBins
     from dpmf.api import calibrate as calibrate
     from dpmf.api import delta as delta
     from dpmf.api import epsilon as epsilon
     from dpmf.api import profile as profile
+    from dpmf.batching import BallsInBins as BallsInBins
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dpmf.results import PrivacyProfile as PrivacyProfile
 
 _HOME = {
-    "BallsInBins": "dpmf.allocation",
+    "BallsInBins": "dpmf.batching",
     "Calibration": "dpmf.results",
     "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",

@@ -1,4 +1,21 @@
-"""Errors a caller may want to tell apart. Wrong arguments are plain ``ValueError``s (see ``validation``)."""
+"""Errors that a caller may want to tell apart."""
+
+from __future__ import annotations
+
+
+class ArgumentError(ValueError):
+    """An argument is not what it must be.
+
+    Attributes:
+      argument: the name of the argument, as in the signature of the function that was called.
+    """
+
+    def __init__(self, argument: str, complaint: str) -> None:
+        super().__init__(f"{argument} {complaint}")
+        self.argument, self.complaint = argument, complaint
+
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
+        return type(self), (self.argument, self.complaint)
 
 
 class CalibrationError(ValueError):

@@ -10,9 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from dpmf import validation
-from dpmf.allocation import BallsInBins, folded_column, gram_matrix, mean_rows
-from dpmf.lag_products import GramSums, gram_sums, sum_of_squares, toeplitz_lags
-from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
+from dpmf.batching import BallsInBins
+from dpmf.gram.means import folded_column, gram_matrix, mean_rows
+from dpmf.gram.sums import GramSums, gram_sums, sum_of_squares, toeplitz_lags
+from dpmf.numerics import UNIT, Array
+from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 
 @dataclass(frozen=True)
@@ -20,49 +22,67 @@ class Mechanism:
     """Strategy × batching: all an accountant needs to know, apart from the noise multiplier."""
 
     strategy: Strategy
-    allocation: BallsInBins
+    batching: BallsInBins
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
             raise validation.wrong("strategy", "a dpmf strategy", self.strategy)
-        if not isinstance(self.allocation, BallsInBins):
-            raise validation.wrong("allocation", "a BallsInBins", self.allocation)
-        strategy = self.strategy.for_allocation(self.allocation)
-        strategy.check_iterations(self.allocation.iterations)
+        if not isinstance(self.batching, BallsInBins):
+            raise validation.wrong("batching", "a BallsInBins", self.batching)
+        strategy = self.strategy.for_batching(self.batching)
+        strategy.check_iterations(self.batching.iterations)
         object.__setattr__(self, "strategy", strategy)
 
     @property
     def name(self) -> str:
-        return f"{self.strategy.name}, {self.allocation.name}"
+        return f"{self.strategy.name}, {self.batching.name}"
 
     @cached_property
     def gram(self) -> Array:
         """The Gram matrix of the mixture means (read-only)."""
-        gram = gram_matrix(self.strategy, self.allocation)
+        gram = gram_matrix(self.strategy, self.batching)
         self._ordinary(float(gram.max()))
         gram.setflags(write=False)
         return gram
+
+    @property
+    def gram_error(self) -> float:
+        """The relative rounding error of every entry of `gram`, of `gram_sums` and of the lag products.
+
+        An entry is a sum of N products of two sums of at most k ≤ N non-negative terms: γ(3N) in all. Sums of rows add
+        2b further operations (docs/theory/floating-point.md, section 2).
+        """
+        n, b = self.batching.iterations, self.batching.batches_per_epoch
+        return (4 * n + 8 * b + 64) * UNIT
+
+    def gram_upper(self) -> Array:
+        """A symmetric matrix that is at least the Gram matrix of the exact means, in every entry."""
+        return np.asarray(np.maximum(self.gram, self.gram.T) * (1 + self.gram_error))
+
+    def gram_lower(self) -> Array:
+        """A symmetric matrix that is at most the Gram matrix of the exact means, in every entry."""
+        return np.asarray(np.minimum(self.gram, self.gram.T) * (1 - self.gram_error))
 
     @cached_property
     def gram_sums(self) -> GramSums:
         """The diagonal and the sum of the Gram matrix, which need not be made for them."""
         if "gram" in self.__dict__:
             return GramSums(np.diagonal(self.gram), float(self.gram.sum()))
-        return gram_sums(self.strategy, self.allocation)
+        return gram_sums(self.strategy, self.batching)
 
     @cached_property
     def lags(self) -> Array:
         """For each d < b a number that no entry G[i, i+d] exceeds; for Toeplitz strategies without making G."""
         if isinstance(self.strategy, ToeplitzStrategy):
-            return toeplitz_lags(self.strategy, self.allocation)
-        up = 1 + (2 * self.allocation.iterations + 4) * 2.0**-52
-        return np.array([np.diagonal(self.gram, d).max() for d in range(len(self.gram))]) * up
+            return toeplitz_lags(self.strategy, self.batching)
+        upper = self.gram_upper()
+        return np.array([np.diagonal(upper, d).max() for d in range(len(upper))])
 
     @cached_property
     def sensitivity(self) -> float:
         """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
         if isinstance(self.strategy, ToeplitzStrategy):  # the first mean is the longest; no b × b matrix is needed
-            return math.sqrt(self._ordinary(sum_of_squares(folded_column(self.strategy, self.allocation))))
+            return math.sqrt(self._ordinary(sum_of_squares(folded_column(self.strategy, self.batching))))
         return math.sqrt(self._ordinary(float(self.gram_sums.diagonal.max())))
 
     def _ordinary(self, largest: float) -> float:
@@ -77,7 +97,7 @@ class Mechanism:
 
     def mean_rows(self) -> Iterator[tuple[int, Array]]:
         """The mixture means by iteration, in blocks of rows."""
-        return mean_rows(self.strategy, self.allocation)
+        return mean_rows(self.strategy, self.batching)
 
     def __str__(self) -> str:
         return self.name

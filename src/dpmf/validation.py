@@ -12,13 +12,15 @@ import operator
 from collections.abc import Collection
 from typing import Any
 
+from dpmf.errors import ArgumentError
 
-def wrong(name: str, requirement: str, value: object) -> ValueError:
+
+def wrong(name: str, requirement: str, value: object) -> ArgumentError:
     """The error that says, in one line, that an argument is not what it must be."""
     shown = " ".join(repr(value).split())
     if len(shown) > 80:
         shown = shown[:77] + "..."
-    return ValueError(f"{name} must be {requirement}, got {shown}")
+    return ArgumentError(name, f"must be {requirement}, got {shown}")
 
 
 def real(name: str, value: Any) -> float:

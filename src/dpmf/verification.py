@@ -105,7 +105,7 @@ class Verification:
 
 def default_accountants(mechanism: Mechanism) -> list[Accountant]:
     """Every deterministic accountant of dpmf that suits the mechanism and takes minutes at most."""
-    n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     found: list[Accountant] = []
     for name, cls in ACCOUNTANTS.items():
         accountant: Accountant = cls()
@@ -179,13 +179,13 @@ def verify(
         progress(f"sampling, {way}")
         sampled.append(_sample(sampling, noise_multiplier, epsilon, way))
     least = max(min(b.delta for b in bounds if b.direction == way) for way in one_ways)
-    allocation = mechanism.allocation
+    batching = mechanism.batching
     return Verification(
         mechanism=mechanism.name,
         strategy=mechanism.strategy.name,
-        epochs=allocation.epochs,
-        batches_per_epoch=allocation.batches_per_epoch,
-        iterations=allocation.iterations,
+        epochs=batching.epochs,
+        batches_per_epoch=batching.batches_per_epoch,
+        iterations=batching.iterations,
         gram_digest=hashlib.sha256(np.ascontiguousarray(mechanism.gram, dtype="<f8").tobytes()).hexdigest(),
         sensitivity=mechanism.sensitivity,
         noise_multiplier=float(noise_multiplier),

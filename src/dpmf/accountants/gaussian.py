@@ -37,8 +37,8 @@ class _PreparedGaussian(PreparedAccountant):
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
-        sums, b = mechanism.gram_sums, mechanism.allocation.batches_per_epoch
-        error = (mechanism.allocation.iterations + 2 * b + 8) * 2.0**-51
+        sums, b = mechanism.gram_sums, mechanism.batching.batches_per_epoch
+        error = mechanism.gram_error
         # No entry of a Gram matrix exceeds the largest on its diagonal.
         self._sensitivity = math.sqrt(float(sums.diagonal.max())) * (1 + error)
         # Times σ².

@@ -139,7 +139,7 @@ def mechanism_from(
     chosen = getattr(strategies, strategy)(*arguments)
     if normalized:
         chosen = chosen.normalized()
-    return Mechanism(chosen, BallsInBins(epochs, batches_per_epoch, 0 if iterations is None else iterations or -1))
+    return Mechanism(chosen, BallsInBins(epochs, batches_per_epoch, iterations))
 
 
 def accountant_from(

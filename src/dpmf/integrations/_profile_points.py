@@ -16,7 +16,7 @@ from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.protocol import Accountant, Direction, PreparedAccountant
 from dpmf.loss.dominating_pair import DominatingPair, dominating_pair, falling, hull
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 from dpmf.validation import wrong
 
 TAIL = 1e-14  # mass of infinite loss, in each direction

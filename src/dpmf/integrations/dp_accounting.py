@@ -20,8 +20,8 @@ from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_dist
 from dpmf import validation
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
-from dpmf.allocation import BallsInBins
 from dpmf.api import DEFAULT_ACCOUNTANT, _checked_noise
+from dpmf.batching import BallsInBins
 from dpmf.integrations._profile_points import ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
@@ -64,7 +64,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         # In one form, so that equal mechanisms are equal events.
         object.__setattr__(self, "strategy", mechanism.strategy)
         for name in ("epochs", "batches_per_epoch", "iterations"):
-            object.__setattr__(self, name, getattr(mechanism.allocation, name))
+            object.__setattr__(self, name, getattr(mechanism.batching, name))
         object.__setattr__(self, "noise_multiplier", sigma)
 
     @classmethod
@@ -72,7 +72,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         """The event of running a mechanism with a noise multiplier."""
         if not isinstance(mechanism, Mechanism):
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-        bins = mechanism.allocation
+        bins = mechanism.batching
         return cls(mechanism.strategy, bins.epochs, bins.batches_per_epoch, noise_multiplier, bins.iterations)
 
     @property

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 from dpmf import api, errors, validation
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import Array
 from dpmf.results import Calibration, CalibrationEstimate
-from dpmf.strategies.base import MAX_DENSE_BYTES, Array, Strategy, ToeplitzStrategy, block_rows
+from dpmf.strategies.base import MAX_DENSE_BYTES, Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.explicit import coefficients, matrix
 
 _ROUNDING = 1e-12  # relative to the largest entry; what inverting or streaming in doubles may leave
@@ -121,7 +122,7 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
     )
 
 
-def allocation(sampling: Any) -> BallsInBins:
+def batching(sampling: Any) -> BallsInBins:
     """dpmf's `BallsInBins` from jax-privacy's `BallsInBinsSampling`; other samplings are refused."""
     if isinstance(sampling, BallsInBins):
         return sampling
@@ -134,7 +135,7 @@ def allocation(sampling: Any) -> BallsInBins:
 
 def mechanism(source: Any, sampling: Any, *, noising: bool = False) -> Mechanism:
     """dpmf's `Mechanism` from a strategy (see `strategy`) and a sampling of jax-privacy."""
-    bins = allocation(sampling)
+    bins = batching(sampling)
     return Mechanism(strategy(source, iterations=bins.iterations, noising=noising), bins)
 
 
@@ -154,7 +155,7 @@ def calibrate(
 def column_norm(source: Strategy | Mechanism, iterations: int | None = None) -> float:
     """The largest norm of a column of C, which jax-privacy's BandMF takes to be one."""
     if isinstance(source, Mechanism):
-        iterations, source = source.allocation.iterations, source.strategy
+        iterations, source = source.batching.iterations, source.strategy
     if not isinstance(source, Strategy):
         raise validation.wrong("source", "a dpmf strategy or mechanism", source)
     n = validation.integer("iterations", iterations, at_least=1)

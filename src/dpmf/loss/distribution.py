@@ -25,12 +25,11 @@ from scipy.special import ndtri
 from dpmf import budget, validation
 from dpmf.kernels import announce_compilation
 from dpmf.loss.gaussian import least_epsilon
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
 if TYPE_CHECKING:  # numba takes half a second to import: not before it is needed
     from dpmf.kernels.pld import Lattice, RowSums
 
-_UNIT = 2.0**-53
 _LARGEST_WINDOW = 2**21
 _SMALLEST_WINDOW, _BYTES_PER_POINT = 2**10, 96  # where memory is limited: rows, transforms, spectra
 _ROWS_BYTES = 32 * 2**20
@@ -354,10 +353,10 @@ def compose(
         probs, rounding = rows[0], 0.0
     else:
         probs = fft.irfft(spectrum, length)
-        level = 7 * _UNIT * math.log2(length)
+        level = 7 * UNIT * math.log2(length)
         rounding = 1.1 * (
             level * float(counts @ sums.norms)
-            + 4 * _UNIT * steps * float(sums.norms.min())
+            + 4 * UNIT * steps * float(sums.norms.min())
             + level * float(np.linalg.norm(probs))
         )
         probs = np.maximum(probs, 0.0)
@@ -372,7 +371,7 @@ def compose(
         log_scale=float(counts @ sums.logs[:, 0]),
         infinity_mass=min(infinity * (1 + 1e-9), 1.0),
         rounding=rounding,
-        relative=2 * _UNIT * (64 + steps * (128 + order * h * (abs(lower) + length))),
+        relative=2 * UNIT * (64 + steps * (128 + order * h * (abs(lower) + length))),
     )
 
 

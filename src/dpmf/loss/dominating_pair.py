@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 _ROUNDING = 2.0**-49  # relative, of evaluating a profile: pairwise sums of non-negative terms
 

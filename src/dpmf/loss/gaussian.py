@@ -17,9 +17,10 @@ from typing import Literal
 import numpy as np
 from scipy.special import erfcx, ndtr
 
+from dpmf.numerics import UNIT
+
 Side = Literal["upper", "lower"]
 
-_UNIT = 2.0**-53
 _FUNCTIONS = 1e-14  # relative error of exp, of erfcx, and of ndtr for positive arguments
 _FLOOR = 1e-300  # more than everything that underflows
 _FARTHEST = 37.0  # standard deviations beyond which δ is below the floor
@@ -39,7 +40,7 @@ def gaussian_delta(sensitivity: float, epsilon: float, side: Side = "upper") -> 
         return _without_spread(epsilon, side)
     ratio = min(max(epsilon / sensitivity, -_HUGE), _HUGE)
     y = ratio - sensitivity / 2
-    return _bounded(y, sensitivity, 2 * _UNIT * (abs(ratio) + abs(y)), side)
+    return _bounded(y, sensitivity, 2 * UNIT * (abs(ratio) + abs(y)), side)
 
 
 def gaussian_loss_delta(mean: float, variance: float, epsilon: float, side: Side = "upper") -> float:
@@ -56,7 +57,7 @@ def gaussian_loss_delta(mean: float, variance: float, epsilon: float, side: Side
         return _without_spread(epsilon - mean, side)
     s = math.sqrt(variance)
     y = min(max((epsilon - mean) / s, -_HUGE), _HUGE)
-    return _bounded(y, s, 4 * _UNIT * abs(y), side)
+    return _bounded(y, s, 4 * UNIT * abs(y), side)
 
 
 def gaussian_epsilon(sensitivity: float, delta: float) -> float:
@@ -83,7 +84,7 @@ def _without_spread(excess: float, side: Side) -> float:
     """(1 − e^excess)_+, the δ of a loss that is a constant."""
     if excess >= 0:
         return 0.0
-    return min(1.0, -math.expm1(excess) * (1 + (4 if side == "upper" else -4) * _UNIT))
+    return min(1.0, -math.expm1(excess) * (1 + (4 if side == "upper" else -4) * UNIT))
 
 
 def _bounded(y: float, s: float, error_of_y: float, side: Side) -> float:
@@ -105,8 +106,8 @@ def _bounded(y: float, s: float, error_of_y: float, side: Side) -> float:
         return 100 * _FLOOR if side == "upper" else 0.0
     value, relative = _integral(y, s) if s * (1 + abs(y)) <= 1 else _difference(y, s)
     if side == "upper":
-        return min(1.0, value * (1 + relative + 8 * _UNIT) + _FLOOR)
-    return max(0.0, value * (1 - relative - 8 * _UNIT) - _FLOOR)
+        return min(1.0, value * (1 + relative + 8 * UNIT) + _FLOOR)
+    return max(0.0, value * (1 - relative - 8 * UNIT) - _FLOOR)
 
 
 def _difference(y: float, s: float) -> tuple[float, float]:
@@ -114,7 +115,7 @@ def _difference(y: float, s: float) -> tuple[float, float]:
     if y > 0:  # e^(−y²/2) is common to both
         exponent = 0.5 * y * y
         first, second = (0.5 * float(erfcx(x / math.sqrt(2))) for x in (y, y + s))
-        scale, common, own = math.exp(-exponent), _FUNCTIONS + 4 * _UNIT * exponent, 0.0
+        scale, common, own = math.exp(-exponent), _FUNCTIONS + 4 * UNIT * exponent, 0.0
     else:
         first, scale, common = float(ndtr(-y)), 1.0, 0.0
         if y + s >= 0:
@@ -122,7 +123,7 @@ def _difference(y: float, s: float) -> tuple[float, float]:
         else:
             exponent, tail = -s * (y + s / 2), float(ndtr(-y - s))
         exponent = min(exponent, 700.0)
-        second, own = math.exp(-exponent) * tail, 8 * _UNIT * exponent
+        second, own = math.exp(-exponent) * tail, 8 * UNIT * exponent
     difference = first - second
     error = 2 * _FUNCTIONS * (first + second) + own * second
     return scale * difference, common + error / difference

@@ -22,13 +22,13 @@ from scipy.special import ndtr
 from dpmf import budget, progress, validation
 from dpmf.accountants.lattice import grouped, independent_delta, uncorrelated_diagonal
 from dpmf.accountants.lattice._lognormal_sum import LognormalSum
-from dpmf.accountants.lattice._weights import UNIT
 from dpmf.accountants.protocol import RELATIONS, Direction, directions_of
-from dpmf.lag_products import LowerSums, lower_sums
+from dpmf.gram.sums import LowerSums, lower_sums
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import UNIT, Array
 from dpmf.search import LARGEST_RATIO
-from dpmf.strategies.base import Array, ToeplitzStrategy
+from dpmf.strategies.base import ToeplitzStrategy
 
 _LOSS, _MAX_POINTS = 0.0005, 2**17
 _MOST_WINDOWS, _PAIR_WORK = 50, 1e6
@@ -258,25 +258,25 @@ class LowerBounds:
 
     @classmethod
     def _of_mechanism(cls, mechanism: Mechanism) -> LowerBounds:
-        strategy, allocation = mechanism.strategy, mechanism.allocation
-        error = 4 * UNIT * (allocation.iterations + allocation.batches_per_epoch + 16)
+        strategy, batching = mechanism.strategy, mechanism.batching
+        error = mechanism.gram_error
         diagonal = uncorrelated_diagonal(mechanism)
         if diagonal is not None:
             return cls(diagonal, None, error)
-        if isinstance(strategy, ToeplitzStrategy) and allocation.batches_per_epoch > _DENSE_BATCHES:
-            sums, lower = mechanism.gram_sums, lower_sums(strategy, allocation)
+        if isinstance(strategy, ToeplitzStrategy) and batching.batches_per_epoch > _DENSE_BATCHES:
+            sums, lower = mechanism.gram_sums, lower_sums(strategy, batching)
             return cls(sums.diagonal, None, error, lower, sums.total)
-        budget.claim(_GRAMS_HELD * 8.0 * allocation.batches_per_epoch**2)
+        budget.claim(_GRAMS_HELD * 8.0 * batching.batches_per_epoch**2)
         return cls(np.diagonal(mechanism.gram), mechanism.gram, error)
 
     @classmethod
     def closed_forms(cls, mechanism: Mechanism) -> LowerBounds:
         """Only bounds that cost next to nothing: single jumps, and one half-space."""
-        strategy, allocation = mechanism.strategy, mechanism.allocation
-        error = 4 * UNIT * (allocation.iterations + allocation.batches_per_epoch + 16)
+        strategy, batching = mechanism.strategy, mechanism.batching
+        error = mechanism.gram_error
         gram, sums = mechanism.gram_sums, None
-        if isinstance(strategy, ToeplitzStrategy) and allocation.iterations <= _SHORT:
-            sums = lower_sums(strategy, allocation)
+        if isinstance(strategy, ToeplitzStrategy) and batching.iterations <= _SHORT:
+            sums = lower_sums(strategy, batching)
         bounds = cls(gram.diagonal, None, error, sums, gram.total)
         bounds._closed = True
         return bounds

@@ -19,7 +19,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpmf.strategies.base import Array, invert_series
+from dpmf.numerics import Array
+from dpmf.strategies.base import invert_series
 
 _MAX_ROUNDS = 8
 

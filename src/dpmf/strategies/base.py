@@ -10,16 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpmf import validation
+from dpmf.numerics import Array
 
 if TYPE_CHECKING:
-    from dpmf.allocation import BallsInBins
-
-Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    from dpmf.batching import BallsInBins
 
 MAX_DENSE_BYTES = 4 * 2**30
 _BLOCK_BYTES = 16 * 2**20
@@ -87,7 +86,7 @@ class Strategy(ABC):
     def name(self) -> str:
         """How the strategy prints, e.g. ``BSR(p=4)``."""
 
-    def for_allocation(self, allocation: BallsInBins) -> Strategy:
+    def for_batching(self, batching: BallsInBins) -> Strategy:
         """The strategy as used with this batching: optimised strategies fill in what they optimise for."""
         return self
 
@@ -210,8 +209,8 @@ class NormalizedToeplitz(ToeplitzStrategy):
     def name(self) -> str:
         return f"{self.base.name} normalised"
 
-    def for_allocation(self, allocation: BallsInBins) -> Strategy:
-        return self.base.for_allocation(allocation).normalized()
+    def for_batching(self, batching: BallsInBins) -> Strategy:
+        return self.base.for_batching(batching).normalized()
 
     def check_iterations(self, iterations: int) -> None:
         self.base.check_iterations(iterations)
@@ -236,8 +235,8 @@ class NormalizedDense(DenseStrategyMixin):
     def name(self) -> str:
         return f"{self.base.name} normalised" + (" (each column)" if self.columns == "each" else "")
 
-    def for_allocation(self, allocation: BallsInBins) -> Strategy:
-        return self.base.for_allocation(allocation).normalized(self.columns)
+    def for_batching(self, batching: BallsInBins) -> Strategy:
+        return self.base.for_batching(batching).normalized(self.columns)
 
     def check_iterations(self, iterations: int) -> None:
         self.base.check_iterations(iterations)

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf.numerics import Array
 from dpmf.strategies._lock import exclusive
-from dpmf.strategies.base import Array
 
 Values: TypeAlias = dict[str, Array]
 Parameter: TypeAlias = int | str | None

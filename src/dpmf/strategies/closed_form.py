@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf import validation
-from dpmf.strategies.base import Array, ToeplitzStrategy, invert_series, pad_or_cut
+from dpmf.numerics import Array
+from dpmf.strategies.base import ToeplitzStrategy, invert_series, pad_or_cut
 
 
 def inverse_square_root_series(n: int) -> Array:

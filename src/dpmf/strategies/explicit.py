@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf.numerics import Array
 from dpmf.strategies import files
 from dpmf.strategies.base import (
     MAX_DENSE_BYTES,
-    Array,
     DenseStrategyMixin,
     ToeplitzStrategy,
     block_rows,

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpmf.strategies.base import MAX_DENSE_BYTES, Array
+from dpmf.numerics import Array
+from dpmf.strategies.base import MAX_DENSE_BYTES
 
 _SEPARATOR = re.compile(r"\s*,\s*|\s+")
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpmf import errors, validation
+from dpmf.numerics import Array
 from dpmf.strategies import cache
-from dpmf.strategies.base import Array, ToeplitzStrategy, invert_series, pad_or_cut
+from dpmf.strategies.base import ToeplitzStrategy, invert_series, pad_or_cut
 
 if TYPE_CHECKING:
-    from dpmf.allocation import BallsInBins
+    from dpmf.batching import BallsInBins
 
 _ERRORS = ("max", "mean")
 _MAX_BUFFERS = 15  # jax-privacy refuses more: the optimisation is no longer stable
@@ -34,8 +35,8 @@ class _Optimised(ToeplitzStrategy):
 
     iterations: int | None = field(default=None, kw_only=True)
 
-    def for_allocation(self, allocation: BallsInBins) -> _Optimised:
-        return self if self.iterations is not None else replace(self, iterations=allocation.iterations)
+    def for_batching(self, batching: BallsInBins) -> _Optimised:
+        return self if self.iterations is not None else replace(self, iterations=batching.iterations)
 
     def check_iterations(self, iterations: int) -> None:
         if self.iterations is not None and iterations > self.iterations:
@@ -56,10 +57,10 @@ class _OptimisedForSchedule(_Optimised):
     min_sep: int | None = field(default=None, kw_only=True)
     max_participations: int | None = field(default=None, kw_only=True)
 
-    def for_allocation(self, allocation: BallsInBins) -> _OptimisedForSchedule:
-        bound = self if self.iterations is not None else replace(self, iterations=allocation.iterations)
+    def for_batching(self, batching: BallsInBins) -> _OptimisedForSchedule:
+        bound = self if self.iterations is not None else replace(self, iterations=batching.iterations)
         if self.min_sep is None and self.max_participations is None:
-            bound = replace(bound, min_sep=allocation.batches_per_epoch, max_participations=allocation.epochs)
+            bound = replace(bound, min_sep=batching.batches_per_epoch, max_participations=batching.epochs)
         return bound
 
     def _problem(self, iterations: int) -> tuple[int, int, int]:

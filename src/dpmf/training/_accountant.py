@@ -10,7 +10,7 @@ from opacus.accountants.registry import register_accountant
 
 from dpmf import api, validation
 from dpmf.accountants.protocol import PreparedAccountant
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import PrivacyBound
@@ -52,7 +52,7 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         """Count one step; refuses one beyond N, or with another noise multiplier."""
         mechanism = self._configured()
         steps = len(self)
-        if steps >= mechanism.allocation.iterations:
+        if steps >= mechanism.batching.iterations:
             raise TrainingError(f"all {steps} iterations that were accounted for have been made")
         if self.history and self.history[0][0] != noise_multiplier:
             raise TrainingError(
@@ -67,12 +67,12 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         if not self.history:
             return 0.0
         sigma, _rate, steps = self.history[0]
-        allocation = mechanism.allocation
-        if steps < allocation.iterations:
-            mechanism = _first(mechanism, max(steps, allocation.batches_per_epoch))
+        batching = mechanism.batching
+        if steps < batching.iterations:
+            mechanism = _first(mechanism, max(steps, batching.batches_per_epoch))
         elif self.proved is not None and delta == self.proved[1]:
             return self.proved[0]
-        key = (mechanism.allocation.iterations, sigma, delta)
+        key = (mechanism.batching.iterations, sigma, delta)
         if key not in self._known:
             accountant = self._accountant
             if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
@@ -97,13 +97,13 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         state = super().state_dict(destination)
         mechanism = self._configured()
         state["history"] = [list(entry) for entry in self.history]
-        state["matrix"] = strategy_digest(mechanism.strategy, mechanism.allocation.iterations)
+        state["matrix"] = strategy_digest(mechanism.strategy, mechanism.batching.iterations)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         mechanism = self._configured()
         if state_dict and state_dict.get("matrix") != strategy_digest(
-            mechanism.strategy, mechanism.allocation.iterations
+            mechanism.strategy, mechanism.batching.iterations
         ):
             raise ValueError(f"state_dict must be of {mechanism.name}, this one is of another mechanism")
         super().load_state_dict(state_dict)
@@ -114,7 +114,7 @@ def _first(mechanism: Mechanism, iterations: int) -> Mechanism:
     """The mechanism cut off after some iterations, or the whole where its strategy has no such part."""
     try:
         return Mechanism(
-            mechanism.strategy, BallsInBins.from_iterations(iterations, mechanism.allocation.batches_per_epoch)
+            mechanism.strategy, BallsInBins.from_iterations(iterations, mechanism.batching.batches_per_epoch)
         )
     except ValueError:
         return mechanism

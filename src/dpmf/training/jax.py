@@ -23,8 +23,8 @@ from dpmf.training.noise import Plan, make_plan
 def batch_selection(mechanism: Mechanism) -> Any:
     """jax-privacy's `BallsInBinsSampling` for N iterations over b bins. Its iterator ends after N batches."""
     selection = _jax_privacy()[1]
-    allocation = _checked(mechanism).allocation
-    return selection.BallsInBinsSampling(iterations=allocation.iterations, cycle_length=allocation.batches_per_epoch)
+    batching = _checked(mechanism).batching
+    return selection.BallsInBinsSampling(iterations=batching.iterations, cycle_length=batching.batches_per_epoch)
 
 
 def privatizer(
@@ -56,7 +56,7 @@ def privatizer(
 
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     sensitivity = validation.positive("l2_sensitivity", l2_sensitivity)
-    n = mechanism.allocation.iterations
+    n = mechanism.batching.iterations
     plan = make_plan(mechanism.strategy, n)
     if prng_key is None:
         # jax.random.key would keep 32 bits of a seed only.
@@ -101,7 +101,7 @@ def _noising_matrix(mechanism: Mechanism, plan: Plan) -> Any:
     if plan.method == "regeneration" or not (
         plan.method == "buffers" or isinstance(mechanism.strategy, ToeplitzStrategy)
     ):
-        inverse = mechanism.strategy.inverse(mechanism.allocation.iterations)
+        inverse = mechanism.strategy.inverse(mechanism.batching.iterations)
         return jnp.asarray(inverse / plan.scale)
     if plan.copies == 0:
         first = float(plan.weights[0, 0])

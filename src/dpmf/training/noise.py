@@ -24,7 +24,8 @@ import numpy as np
 from dpmf import validation
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array, NormalizedToeplitz, Strategy, ToeplitzStrategy, block_rows
+from dpmf.numerics import Array
+from dpmf.strategies.base import NormalizedToeplitz, Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.optimised import BLT
 from dpmf.training import _backends
 from dpmf.training._sources import SOURCES, make_source
@@ -138,7 +139,7 @@ class NoiseStream:
         if not isinstance(mechanism, Mechanism):
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         self.mechanism = mechanism
-        self.iterations = mechanism.allocation.iterations
+        self.iterations = mechanism.batching.iterations
         self.shapes = [tuple(validation.integer("shapes", n, at_least=0) for n in shape) for shape in shapes]
         self.dtype = validation.choice("dtype", dtype, ("float32", "float64"))
         limit = validation.integer("max_copies", max_copies, at_least=0)

@@ -56,11 +56,11 @@ class PrivateTraining:
         return float(self.accountant.get_epsilon(delta))
 
     def _identity(self) -> dict[str, Any]:
-        allocation = self.mechanism.allocation
+        batching = self.mechanism.batching
         return {
             "mechanism": self.mechanism.name,
             "matrix": self.noise.strategy_digest(),
-            "allocation": [allocation.epochs, allocation.batches_per_epoch, allocation.iterations],
+            "allocation": [batching.epochs, batching.batches_per_epoch, batching.iterations],
             "records": self.sampler.size,
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": self.max_grad_norm,
@@ -286,7 +286,7 @@ def make_private(
         expected_batch_size=sampler.expected_batch_size / world,
         loss_reduction=loss_reduction,
     )
-    private.attach_step_hook(tracker.get_optimizer_hook_fn(sample_rate=1 / mechanism.allocation.batches_per_epoch))
+    private.attach_step_hook(tracker.get_optimizer_hook_fn(sample_rate=1 / mechanism.batching.batches_per_epoch))
     return PrivateTraining(
         module, private, loader, mechanism, sigma, norm, tracker, engine, calibration, sampler, noise
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpmf import validation
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.training._sources import ALLOCATION, SOURCES, make_source
@@ -27,7 +27,7 @@ class BallsInBinsSampler:
 
     Args:
       size: the number of records.
-      allocation: a `BallsInBins`, or the `Mechanism` it belongs to.
+      batching: a `BallsInBins`, or the `Mechanism` it belongs to.
       seed: an integer for experiments that are to be repeated. By default a secret from the operating system: who knows
         the seed knows who was in which batch, and the amplification is gone.
       source: "fast", or "secure" for a cryptographically secure generator.
@@ -42,20 +42,20 @@ class BallsInBinsSampler:
     def __init__(
         self,
         size: int,
-        allocation: BallsInBins | Mechanism,
+        batching: BallsInBins | Mechanism,
         *,
         seed: int | bytes | None = None,
         source: str = "fast",
         rank: int = 0,
         world_size: int = 1,
     ):
-        if isinstance(allocation, Mechanism):
-            allocation = allocation.allocation
-        if not isinstance(allocation, BallsInBins):
-            raise validation.wrong("allocation", "a BallsInBins or a Mechanism", allocation)
-        self.allocation = allocation
+        if isinstance(batching, Mechanism):
+            batching = batching.batching
+        if not isinstance(batching, BallsInBins):
+            raise validation.wrong("batching", "a BallsInBins or a Mechanism", batching)
+        self.batching = batching
         self.size = validation.integer("size", size, at_least=1)
-        b = allocation.batches_per_epoch
+        b = batching.batches_per_epoch
         if self.size < b:
             raise ValueError(f"dataset must have at least as many records as batches_per_epoch = {b}, got {self.size}")
         self.world_size = validation.integer("world_size", world_size, at_least=1)
@@ -66,15 +66,15 @@ class BallsInBinsSampler:
         self._follow: Callable[[], int] | None = None
 
     def _set_bins(self, bins: IndexArray) -> None:
-        self._bins = bins.astype(np.min_scalar_type(self.allocation.batches_per_epoch - 1))
+        self._bins = bins.astype(np.min_scalar_type(self.batching.batches_per_epoch - 1))
         order = np.argsort(self._bins, kind="stable")
-        ends = np.cumsum(np.bincount(self._bins, minlength=self.allocation.batches_per_epoch))
+        ends = np.cumsum(np.bincount(self._bins, minlength=self.batching.batches_per_epoch))
         self._members = np.split(order.astype(np.int64), ends[:-1])
 
     @property
     def expected_batch_size(self) -> float:
         """n/b: what the sum of clipped gradients is divided by. The actual size of a batch depends on the data."""
-        return self.size / self.allocation.batches_per_epoch
+        return self.size / self.batching.batches_per_epoch
 
     @property
     def position(self) -> int:
@@ -88,28 +88,28 @@ class BallsInBinsSampler:
 
     def batch(self, iteration: int) -> IndexArray:
         """The records (this process's share of them) of one iteration."""
-        t = validation.integer("iteration", iteration, at_least=0, at_most=self.allocation.iterations - 1)
-        return self._members[t % self.allocation.batches_per_epoch][self.rank :: self.world_size]
+        t = validation.integer("iteration", iteration, at_least=0, at_most=self.batching.iterations - 1)
+        return self._members[t % self.batching.batches_per_epoch][self.rank :: self.world_size]
 
     def batches(self) -> Iterator[IndexArray]:
         """All batches still to come, up to iteration N, as index arrays."""
-        while self._position < self.allocation.iterations:
+        while self._position < self.batching.iterations:
             t = self._position
             self._position += 1
             yield self.batch(t)
 
     def __len__(self) -> int:
         """Batches per epoch."""
-        return self.allocation.batches_per_epoch
+        return self.batching.batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._follow is not None:
             self._position = self._follow()
-        b = self.allocation.batches_per_epoch
-        end = min((self._position // b + 1) * b, self.allocation.iterations)
-        if self._position >= self.allocation.iterations:
+        b = self.batching.batches_per_epoch
+        end = min((self._position // b + 1) * b, self.batching.iterations)
+        if self._position >= self.batching.iterations:
             raise TrainingError(
-                f"all {self.allocation.iterations} iterations that were accounted for have been made: "
+                f"all {self.batching.iterations} iterations that were accounted for have been made: "
                 "another epoch would not be covered by the guarantee"
             )
         while self._position < end:
@@ -123,14 +123,14 @@ class BallsInBinsSampler:
 
     def seek(self, iteration: int) -> None:
         """Make `iteration` the next one."""
-        self._position = validation.integer("iteration", iteration, at_least=0, at_most=self.allocation.iterations)
+        self._position = validation.integer("iteration", iteration, at_least=0, at_most=self.batching.iterations)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and one array. Keep it as secret as the data."""
         return {
             "format": FORMAT,
             "size": self.size,
-            "allocation": [self.allocation.epochs, self.allocation.batches_per_epoch, self.allocation.iterations],
+            "allocation": [self.batching.epochs, self.batching.batches_per_epoch, self.batching.iterations],
             "source": self._source.name,
             "key": self._source.key.hex(),
             "bins": self._bins.copy(),
@@ -139,20 +139,20 @@ class BallsInBinsSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of the same allocation over as many records; rank and world size stay as they are."""
+        """Take over a state of the same batching over as many records; rank and world size stay as they are."""
         try:
-            format_, size, allocation = state["format"], state["size"], list(state["allocation"])
+            format_, size, batching = state["format"], state["size"], list(state["allocation"])
             bins, position = np.asarray(state["bins"]), state["position"]
             source, key, digest = state["source"], bytes.fromhex(state["key"]), state["digest"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"state must be one that state_dict() gave: {type(error).__name__} {error}") from None
         if format_ != FORMAT or source not in SOURCES:
             raise ValueError(f"state must be of format {FORMAT}, got format {format_!r} with source {source!r}")
-        mine = [self.allocation.epochs, self.allocation.batches_per_epoch, self.allocation.iterations]
-        if size != self.size or allocation != mine:
+        mine = [self.batching.epochs, self.batching.batches_per_epoch, self.batching.iterations]
+        if size != self.size or batching != mine:
             raise ValueError(
                 f"state must be of {self.size} records with (k, b, N) = {tuple(mine)}, "
-                f"got {size} records with {tuple(allocation)}"
+                f"got {size} records with {tuple(batching)}"
             )
         whole = bins.shape == (self.size,) and bins.dtype.kind == "u" and bins.max() < mine[1]
         if not whole or self._digest(bins) != digest:

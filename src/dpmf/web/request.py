@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpmf import errors, validation
-from dpmf.allocation import BallsInBins
+from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 
 STRATEGIES = ("dpsgd", "bsr", "bisr", "bandmf", "bandinvmf", "blt", "coefficients")

@@ -15,7 +15,7 @@ from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant,
 from dpmf.accountants.registry import ACCOUNTANTS, resolve, with_options
 from dpmf.lower_bounds import LowerBounds, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 # Those made of others, those that sample, and those by others are not compared here.
 _LEFT_OUT = ("best", "auto", "monte-carlo", "random-allocation", "pld-accounting")

@@ -22,12 +22,11 @@ from dpmf.accountants.cascade._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants.cascade._tree import Tree, TreeMoments, dominating_tree, lag_majorant
 from dpmf.accountants.cascade._tree_law import Fineness, GridLaw, Measure, rounding_of, tree_law
 from dpmf.accountants.cascade._tree_pairs import dominating_pair
-from dpmf.accountants.lattice._weights import FLOOR, UNIT
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.accountants.renyi import AddOrders, MomentOrders, Renyi
 from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import FLOOR, UNIT, Array
 
 _LARGEST_EPSILON = 100.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 25.0  # of G/σ²; outside, the closed forms answer
@@ -76,7 +75,7 @@ class Cascade(Accountant):
         The add direction has closed forms only: (1 − γa)_+ is convex, but has no such third derivative. They are those
         of the average of rotations, which is at least G (Kahane's inequality again).
         """
-        b = mechanism.allocation.batches_per_epoch
+        b = mechanism.batching.batches_per_epoch
         lags = lag_majorant(mechanism)
         trees = _promising_trees(lags, b)
         averages = [*((tree,) for tree in trees), *_promising_pairs(lags, b, trees)]

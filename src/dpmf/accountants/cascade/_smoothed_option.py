@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
-UNIT = 2.0**-53
 _RATIO = 1.02  # of the distances from a* at which f is compared
 _NEAREST, _FARTHEST = 1e-3, 60.0  # of them, in units of γ − a* and of γ
 _ERROR = 1e-12

@@ -20,7 +20,7 @@ from dpmf import budget
 from dpmf.accountants.renyi._moments import MomentTable
 from dpmf.kernels import announce_compilation
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 MARGIN = 1e-12  # relative, beyond the rounding errors of weights, of their sums and of their quotients by σ²
 _FEW_LAGS = 400
@@ -35,7 +35,7 @@ def lag_majorant(mechanism: Mechanism) -> Array:
     **Formal guarantees.** `Mechanism.lags` are at least the maxima of the diagonals of G; at cyclic distance d are the
     diagonals d and b − d. Running maxima from the far end only raise.
     """
-    b, line = mechanism.allocation.batches_per_epoch, mechanism.lags
+    b, line = mechanism.batching.batches_per_epoch, mechanism.lags
     wrapped = np.concatenate((line[:1], line[:0:-1]))
     lags = np.maximum(line, wrapped)[: b // 2 + 1]
     return np.asarray(np.maximum.accumulate(lags[::-1])[::-1])

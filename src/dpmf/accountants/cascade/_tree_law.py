@@ -17,9 +17,8 @@ from scipy.special import log_ndtr, ndtr
 
 from dpmf.accountants.cascade._tree import Tree
 from dpmf.kernels import announce_compilation
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
-UNIT = 2.0**-53
 _WEIGHT_ERROR = 1e-12  # relative, of the quadrature, of `ndtr` and of the exponentials in it
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from dpmf.accountants.cascade._tree import MARGIN, Tree, in_groups, levels_of, merged
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 _LIKENESS = 0.3  # what a difference between the two trees costs, in units of an overshoot
 _LAGS_OF_LIKENESS = 100

@@ -21,11 +21,11 @@ from dpmf.accountants.chain._laws import Law, Resolution
 from dpmf.accountants.chain._puts import invert_puts
 from dpmf.accountants.chain._separators import SeparatorModel
 from dpmf.accountants.chain._stationary import StationaryModel, stationary_models
-from dpmf.accountants.chain._transfer import UNIT, Inversion, invert, pilot
-from dpmf.accountants.lattice._weights import gaussian_delta
+from dpmf.accountants.chain._transfer import Inversion, invert, pilot
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
+from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
 Plans: TypeAlias = tuple[tuple[float, float], ...]
 Model: TypeAlias = _families.Model | StationaryModel
@@ -90,7 +90,7 @@ class Chain(Accountant):
         `invert_puts`, `invert_calls`), and all that is cut off is added. The smallest of several such bounds is
         returned; the Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
         """
-        n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+        b = mechanism.batching.batches_per_epoch
         members: list[PreparedAccountant]
         if b > _DENSE_BATCHES:
             largest = float(mechanism.lags.max())
@@ -99,8 +99,7 @@ class Chain(Accountant):
             ]
             return Portfolio(self.name, mechanism, [*members, _Unamplified(mechanism, largest)])
         budget.claim(_GRAMS_HELD * 8.0 * b * b)
-        gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
-        gram = np.maximum(gram, gram.T)
+        gram = mechanism.gram_upper()
         largest = float(gram.max())
         members = [_PreparedChain(mechanism, largest, self, name, model) for name, model in _families.models(gram)]
         members.append(_Unamplified(mechanism, largest))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 _ROWS = 24  # of one piece
 _SINGLE_THREADED = 2**18  # multiplications of a matrix product up to which a BLAS starts no threads for it

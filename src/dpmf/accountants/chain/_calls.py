@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmf.accountants.chain._transfer import UNIT, Inversion, Transform, _least_smoothing, _log_real, _log_remainder
-from dpmf.strategies.base import Array
+from dpmf.accountants.chain._transfer import Inversion, Transform, _least_smoothing, _log_real, _log_remainder
+from dpmf.numerics import UNIT, Array
 
 # Periods, in units of the strike, and θ times the period. More of the latter, less rounding error, and more of the
 # options at strikes K + L, K + 2L, ... in the value.

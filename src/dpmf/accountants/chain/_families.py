@@ -18,8 +18,8 @@ from dpmf.accountants.chain._majorants import line_chain, ring_chain, shared_fac
 from dpmf.accountants.chain._renewal import RenewalModel
 from dpmf.accountants.chain._renewal_fit import block_lengths, renewal_blocks
 from dpmf.accountants.chain._separators import SeparatorModel, separators
-from dpmf.allocation import cyclic_bandwidth
-from dpmf.strategies.base import Array
+from dpmf.gram.bands import cyclic_bandwidth
+from dpmf.numerics import Array
 
 Model: TypeAlias = LineModel | SeparatorModel | RenewalModel
 Candidate: TypeAlias = tuple[str, Model]

@@ -16,9 +16,9 @@ from scipy.special import ndtr, ndtri
 
 from dpmf import budget
 from dpmf.accountants.chain._band import Band
-from dpmf.accountants.chain._transfer import UNIT, Spread, TermTable, Transform, hat_weights
+from dpmf.accountants.chain._transfer import Spread, TermTable, Transform, hat_weights
 from dpmf.kernels.chain import multiply_terms
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
 _CLASSES = 40  # of nugget variances, and 1/256 of an octave for innovations: both rounded to the larger covariance
 _FINEST, _USUAL = 0.7, 600  # spacings of a short line, and the length from which they are the usual ones

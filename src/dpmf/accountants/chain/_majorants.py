@@ -14,8 +14,8 @@ from scipy.optimize import minimize
 
 from dpmf import budget
 from dpmf.accountants.chain._laws import LineModel
-from dpmf.allocation import circulant_majorant
-from dpmf.strategies.base import Array
+from dpmf.gram.bands import circulant_majorant
+from dpmf.numerics import Array
 
 MARGIN = 1e-10  # relative, beyond the rounding errors of loads, of their products along a chain and of G/σ²
 _TOP_RATE = 5.0  # a correlation of e^(−5) a step is none

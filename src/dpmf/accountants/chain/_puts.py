@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from dpmf.accountants.chain._transfer import UNIT, Inversion, Transform, _least_smoothing, _log_remainder
-from dpmf.strategies.base import Array
+from dpmf.accountants.chain._transfer import Inversion, Transform, _least_smoothing, _log_remainder
+from dpmf.numerics import UNIT, Array
 
 _WRAP = 5.0  # θL: aliases are worth e^(−5) of a smaller option, rounding grows with e^(θL)
 

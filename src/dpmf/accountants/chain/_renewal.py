@@ -16,9 +16,9 @@ from scipy.special import ndtr
 
 from dpmf.accountants.chain._band import Band
 from dpmf.accountants.chain._laws import Law, LineLaw, Resolution, chain_covariance, classes_of, in_chunks
-from dpmf.accountants.chain._transfer import UNIT, hat_weights
+from dpmf.accountants.chain._transfer import hat_weights
 from dpmf.kernels.chain import multiply_terms, trace_of_power
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
 _STATES = 2**17  # doubles of values that are worked on at a time
 _FREQUENCIES = 24

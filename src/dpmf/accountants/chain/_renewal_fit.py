@@ -13,7 +13,7 @@ from dpmf import budget
 from dpmf.accountants.chain._majorants import MARGIN, lags_of
 from dpmf.accountants.chain._renewal import RenewalModel
 from dpmf.accountants.chain._separators import ring_of_fewer
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 _LEAST_RATE, _TOP_RATE = 1e-5, 5.0
 _FEWEST = 24  # indices in a block up to which every pair is a constraint from the start

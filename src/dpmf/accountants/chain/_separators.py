@@ -18,10 +18,9 @@ from scipy.special import ndtr
 from dpmf import budget
 from dpmf.accountants.chain._laws import Law, Resolution, classes_of, in_chunks
 from dpmf.accountants.chain._majorants import MARGIN, lags_of
-from dpmf.accountants.chain._transfer import UNIT
-from dpmf.allocation import cyclic_bandwidth
+from dpmf.gram.bands import cyclic_bandwidth
 from dpmf.kernels.chain import block_transforms, trace_of_power
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
 _WIDEST = 8  # bandwidth up to which separators are tried
 

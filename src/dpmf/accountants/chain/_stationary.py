@@ -18,7 +18,7 @@ from dpmf.accountants.chain._laws import _LOW, Law, Resolution, in_chunks
 from dpmf.accountants.chain._majorants import MARGIN
 from dpmf.accountants.chain._separators import SeparatorModel, _fit
 from dpmf.accountants.chain._transfer import Spread, hat_weights
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 _WIDEST = 8  # bandwidth up to which separators are tried
 _SMALL_RING = 8  # blocks of the ring on which separators are fitted

@@ -17,9 +17,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from dpmf import budget
-from dpmf.strategies.base import Array
+from dpmf.numerics import UNIT, Array
 
-UNIT = 2.0**-53
 _WEIGHT_ERROR = 1e-12  # relative error of the quadrature and of `ndtr`, rounded up
 _WEIGHT_FLOOR = 1e-34  # where the quadrature's relative error is not under control, a weight is below this
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)

@@ -66,13 +66,13 @@ def suited(mechanism: Mechanism, renyi: Renyi) -> tuple[Accountant, ...]:
     """dpmf's accountants that suit a mechanism, in the order in which to try them."""
     if uncorrelated_diagonal(mechanism) is not None:
         return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
-    b = mechanism.allocation.batches_per_epoch
+    b = mechanism.batching.batches_per_epoch
     # The cascade is cheap and rarely far off: the chain, nearly always the tightest, starts from what it found. The
     # others then only have to try and beat those.
     chosen: list[Accountant] = [Cascade(), Chain(), Gaussian()]
     if b <= _DENSE_BATCHES:
         chosen.append(renyi)
-    work = mechanism.allocation.iterations * b**2
+    work = mechanism.batching.iterations * b**2
     if work <= _AM_GM:
         chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))
     return tuple(chosen)

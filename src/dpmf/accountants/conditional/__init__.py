@@ -99,7 +99,7 @@ class PreparedConditional(PreparedAccountant):
         self.mechanism = mechanism
         self._hazards: dict[Direction, ReverseHazards] = {}
         self._recent: OrderedDict[tuple[float, float, Direction], Mixtures] = OrderedDict()
-        budget.claim(_GRAMS_HELD * 8.0 * mechanism.allocation.batches_per_epoch**2)
+        budget.claim(_GRAMS_HELD * 8.0 * mechanism.batching.batches_per_epoch**2)
         self._largest = math.sqrt(float(mechanism.gram.diagonal().max()))
 
     def reverse_hazards(self, direction: Direction) -> ReverseHazards:

@@ -33,7 +33,7 @@ from dpmf.accountants.protocol import Direction
 from dpmf.kernels import announce_compilation
 from dpmf.loss.distribution import Mixtures
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 if TYPE_CHECKING:  # numba takes half a second to import: not before it is needed
     from dpmf.kernels.conditional import Terms
@@ -84,13 +84,13 @@ class ReverseHazards:
 
     def _sizes(self) -> tuple[int, int]:
         """R's components, and for how many of them the family differs."""
-        references = self._mechanism.allocation.batches_per_epoch if self._remove else 1
+        references = self._mechanism.batching.batches_per_epoch if self._remove else 1
         return references, references if self._family.by_component else 1
 
     def _compute(self) -> Iterator[Terms]:
         from dpmf.kernels.conditional import Terms, prefix_terms
 
-        b = self._mechanism.allocation.batches_per_epoch
+        b = self._mechanism.batching.batches_per_epoch
         references, distinct = self._sizes()
         family = self._family
         per_entry = 4 * family.size * (references + 2 * distinct) + 24
@@ -176,7 +176,7 @@ class ReverseHazards:
         share = bad_event * (1 - 1e-9) / max(self.live_steps, 1)
         precision = self._scale / noise_multiplier**2
         references, _ = self._sizes()
-        grain = _GRAIN if self._mechanism.allocation.iterations > _MANY_STEPS else 0.0
+        grain = _GRAIN if self._mechanism.batching.iterations > _MANY_STEPS else 0.0
         announce_compilation(mixture_thresholds)
         for terms in self.blocks():
             budget.check()

@@ -15,12 +15,12 @@ import numpy as np
 
 from dpmf import budget, validation
 from dpmf.accountants.lattice._lognormal_sum import LognormalSum, OptionValue
-from dpmf.accountants.lattice._weights import UNIT
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
-from dpmf.allocation import folded_column
+from dpmf.gram.means import folded_column
 from dpmf.loss.gaussian import Side, gaussian_delta
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array, ToeplitzStrategy
+from dpmf.numerics import UNIT, Array
+from dpmf.strategies.base import ToeplitzStrategy
 
 _FEW_GROUPS = 8
 _MOST_GROUPS = {"upper": 64, "lower": 32}
@@ -64,8 +64,7 @@ class Lattice(Accountant):
             raise ValueError(
                 f"accountant lattice must be given uncorrelated noise (a diagonal Gram matrix), got {mechanism.name}"
             )
-        diagonal = diagonal * (1 + (mechanism.allocation.iterations + 4) * 2 * UNIT)
-        return _PreparedLattice(mechanism, self, *grouped(diagonal, "upper"))
+        return _PreparedLattice(mechanism, self, *grouped(diagonal * (1 + mechanism.gram_error), "upper"))
 
 
 class _PreparedLattice(PreparedAccountant):
@@ -118,10 +117,10 @@ def uncorrelated_diagonal(mechanism: Mechanism) -> Array | None:
     Where a Toeplitz strategy only reaches from one batch of a bin to the next, the b × b matrix is not made: any b will
     do.
     """
-    strategy, allocation = mechanism.strategy, mechanism.allocation
+    strategy, batching = mechanism.strategy, mechanism.batching
     if isinstance(strategy, ToeplitzStrategy):
-        b, n = allocation.batches_per_epoch, allocation.iterations
-        folded = folded_column(strategy, allocation)
+        b, n = batching.batches_per_epoch, batching.iterations
+        folded = folded_column(strategy, batching)
         visits = folded[::b]
         if np.count_nonzero(folded) > np.count_nonzero(visits):
             return None

@@ -17,16 +17,9 @@ from scipy.fft import irfft, rfft
 from scipy.special import logsumexp
 
 from dpmf.accountants.lattice._tilt import FARTHEST, TiltedMoments
-from dpmf.accountants.lattice._weights import (
-    FLOOR,
-    UNIT,
-    call_from_above,
-    cell_weights,
-    hat_weights,
-    position_error,
-)
+from dpmf.accountants.lattice._weights import call_from_above, cell_weights, hat_weights, position_error
 from dpmf.loss.gaussian import Side
-from dpmf.strategies.base import Array
+from dpmf.numerics import FLOOR, UNIT, Array
 
 Kind = Literal["call", "put"]
 

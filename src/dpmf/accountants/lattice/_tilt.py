@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 FARTHEST = 38.0  # standard deviations beyond which a normal tail is below 10⁻³¹⁵
 _LEAST_LOG_VALUE = -200.0  # of options

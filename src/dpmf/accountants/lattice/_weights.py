@@ -11,11 +11,8 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from dpmf.loss.gaussian import gaussian_delta as gaussian_delta  # the chain imports it from here
-from dpmf.strategies.base import Array
-
-UNIT = 2.0**-53  # the rounding unit of double precision
-FLOOR = 1e-250  # added to upper bounds and taken from lower ones: more than every underflow together
+from dpmf.loss.gaussian import gaussian_delta
+from dpmf.numerics import UNIT, Array
 
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(6)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2

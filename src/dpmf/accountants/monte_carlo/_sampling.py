@@ -27,7 +27,7 @@ import numpy as np
 
 from dpmf.accountants.protocol import DIRECTIONS, Direction
 from dpmf.errors import missing_extra
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 BACKENDS = ("numpy", "torch")
 _CHUNK_BYTES = 8 * 2**20  # of one array, a handful of which are alive at a time

@@ -22,9 +22,9 @@ from scipy.optimize import minimize_scalar
 from dpmf import budget, validation
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
 from dpmf.accountants.renyi._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
-from dpmf.allocation import circulant_majorant, cyclic_bandwidth, truncate
+from dpmf.gram.bands import circulant_majorant, cyclic_bandwidth, truncate
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 _MOST_ORDERS = 2000
 _BANDWIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -101,9 +101,9 @@ class Renyi(Accountant):
         * the dynamic program adds positive numbers only; underflow is rounded up, rounding error is added back;
         * any order gives a valid bound, so stopping early or a coarse search for the best order costs tightness only.
         """
-        n, b = mechanism.allocation.iterations, mechanism.allocation.batches_per_epoch
+        b = mechanism.batching.batches_per_epoch
         budget.claim(_GRAMS_HELD * 8.0 * b * b)
-        gram = mechanism.gram * (1 + (2 * n + 4) * 2.0**-52)
+        gram = mechanism.gram_upper()
         # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
         tables = [table for p in reversed(_widths(gram, self.bandwidth)) for table in _tables(gram, p)]
         # With a time budget, no σ may take more than a small part of it.
@@ -124,7 +124,7 @@ class Renyi(Accountant):
         """
         sigma = validation.positive("noise_multiplier", noise_multiplier)
         order = validation.integer("order", order, at_least=2)
-        gram = mechanism.gram * (1 + (2 * mechanism.allocation.iterations + 4) * 2.0**-52)
+        gram = mechanism.gram_upper()
         found = [
             table.log_moments(sigma, order)[2 : order + 1]
             for p in _widths(gram, self.bandwidth)

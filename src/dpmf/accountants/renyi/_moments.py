@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaln
 
-from dpmf.allocation import BandedMajorant
+from dpmf.gram.bands import BandedMajorant
 from dpmf.kernels import announce_compilation
-from dpmf.strategies.base import Array
+from dpmf.numerics import Array
 
 # The scaled states of total m lie between b^(−m/2) and b^(m/2) (times a binomial): keep that inside double range.
 _DECADES = 250.0

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf import budget
-from dpmf.allocation import BallsInBins, folded_column, mean_rows
-from dpmf.strategies.base import Array, Strategy, ToeplitzStrategy
+from dpmf.batching import BallsInBins
+from dpmf.gram.means import folded_column, mean_rows
+from dpmf.numerics import UNIT, Array
+from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
-_UNIT = 2.0**-53
-_FFT_ERROR = 8 * _UNIT  # of a transform in ℓ², relative, times log₂ of its length
+_FFT_ERROR = 8 * UNIT  # of a transform in ℓ², relative, times log₂ of its length
 _PIECE = 2**20  # entries that are worked on at a time
 
 
@@ -42,16 +43,16 @@ def sum_of_squares(values: Array) -> float:
     return float(np.einsum("i,i->", values, values))
 
 
-def gram_sums(strategy: Strategy, allocation: BallsInBins) -> GramSums:
+def gram_sums(strategy: Strategy, batching: BallsInBins) -> GramSums:
     """O(N) for Toeplitz strategies, one pass over the rows for others."""
-    n, b = allocation.iterations, allocation.batches_per_epoch
+    n, b = batching.iterations, batching.batches_per_epoch
     if isinstance(strategy, ToeplitzStrategy):
-        folded = folded_column(strategy, allocation)
+        folded = folded_column(strategy, batching)
         # Σ_{s < N−i} f[s]²: all means have the first N − b + 1 in common.
         last = np.concatenate(([sum_of_squares(folded[: n - b + 1])], folded[n - b + 1 :] ** 2))
         return GramSums(np.cumsum(last)[::-1].copy(), sum_of_squares(_sum_of_means(folded, b)))
     diagonal, total = np.zeros(b), 0.0
-    for _, block in mean_rows(strategy, allocation):
+    for _, block in mean_rows(strategy, batching):
         budget.check()
         diagonal += (block**2).sum(axis=0)
         total += float((block.sum(axis=1) ** 2).sum())
@@ -99,11 +100,11 @@ def _correlation(first: Array, second: Array, lags: int) -> tuple[Array, float]:
     values = fft.irfft(total, n)
     norm = math.sqrt(sum_of_squares(first) * sum_of_squares(second))
     transform = _FFT_ERROR * math.log2(max(n, 2))
-    error = (6 * transform + 4 * pieces * _UNIT) * norm + 2 * transform * math.sqrt(sum_of_squares(values))
+    error = (6 * transform + 4 * pieces * UNIT) * norm + 2 * transform * math.sqrt(sum_of_squares(values))
     return np.asarray(values[:lags]), error
 
 
-def toeplitz_lags(strategy: ToeplitzStrategy, allocation: BallsInBins) -> Array:
+def toeplitz_lags(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
     """For each d < b a number that no G[i, i+d] exceeds, a relative 10⁻¹³ of G[0, 0] above the largest at most.
 
     **Formal guarantees.** The first entry of each diagonal is its largest. The error bound of the transforms is added,
@@ -111,8 +112,8 @@ def toeplitz_lags(strategy: ToeplitzStrategy, allocation: BallsInBins) -> Array:
     smaller: f ≤ H in every epoch, H its entrywise largest row, and two indices at a cyclic distance D are not both
     below D, so the lag products are at most 2k·max_{j≥D} H_j·Σ H.
     """
-    b, k = allocation.batches_per_epoch, allocation.epochs
-    folded = folded_column(strategy, allocation)
+    b, k = batching.batches_per_epoch, batching.epochs
+    folded = folded_column(strategy, batching)
     values, error = _correlation(folded, folded, b)
     whole = len(folded) // b
     envelope = folded[: whole * b].reshape(whole, b).max(axis=0)
@@ -121,17 +122,17 @@ def toeplitz_lags(strategy: ToeplitzStrategy, allocation: BallsInBins) -> Array:
     later = np.maximum.accumulate(envelope[::-1])[::-1]
     d = np.arange(b)
     distance = np.minimum(d, b - d) if k > 1 else d
-    decay = 2 * k * later[distance] * float(envelope.sum()) * (1 + (b + 8) * 2 * _UNIT)
-    lags = np.minimum(np.maximum(values, 0.0) + error, decay) * (1 + (2 * k + 4) * 2 * _UNIT)
-    lags[0] = max((float(values[0]) + error) * (1 + (2 * k + 4) * 2 * _UNIT), float(lags[1:].max(initial=0.0)))
+    decay = 2 * k * later[distance] * float(envelope.sum()) * (1 + (b + 8) * 2 * UNIT)
+    lags = np.minimum(np.maximum(values, 0.0) + error, decay) * (1 + (2 * k + 4) * 2 * UNIT)
+    lags[0] = max((float(values[0]) + error) * (1 + (2 * k + 4) * 2 * UNIT), float(lags[1:].max(initial=0.0)))
     return np.asarray(lags)
 
 
-def lower_sums(strategy: ToeplitzStrategy, allocation: BallsInBins) -> LowerSums:
+def lower_sums(strategy: ToeplitzStrategy, batching: BallsInBins) -> LowerSums:
     """**Formal guarantees.** Row i of G sums to ⟨m_i, Σ m_j⟩; the least entry of each diagonal is its last. The error
     bound of the transforms is taken off; the relative error of the products is left to the caller."""
-    n, b = allocation.iterations, allocation.batches_per_epoch
-    folded = folded_column(strategy, allocation)
+    n, b = batching.iterations, batching.batches_per_epoch
+    folded = folded_column(strategy, batching)
     rows, error = _correlation(folded, _sum_of_means(folded, b), b)
     last, last_error = _correlation(folded[: n - b + 1], folded, b)
     return LowerSums(np.maximum(rows - error, 0.0), max(0.0, float(last.min()) - last_error))

@@ -1,0 +1,19 @@
+"""Double precision, in one place: the array type, the unit round-off, and the floor that stands for underflow.
+
+Assumptions about the machine are listed once, in docs/theory/floating-point.md: IEEE double precision with rounding to
+nearest, and the accuracy of the functions of libm, scipy.special and the FFT that the accountants rely on.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+UNIT = 2.0**-53
+"""The unit round-off u: a single operation has a relative error of at most u."""
+
+FLOOR = 1e-250
+"""Added to upper bounds and subtracted from lower ones: larger than everything that can underflow in one bound."""
