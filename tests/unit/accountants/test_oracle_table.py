@@ -1,6 +1,6 @@
 """What is known about δ(ε), against every tight accountant, in both directions: one table for each oracle.
 
-Random small mechanisms against quadrature are in test_soundness and in the campaign (tests/acceptance/test_campaign.py).
+Random small mechanisms against quadrature are in test_soundness.py and in the campaign (acceptance/test_campaign.py).
 """
 
 from __future__ import annotations
