@@ -210,7 +210,11 @@ def compare(
     accountant_from("renyi", max_order, work_budget)
     accountant_from("monte-carlo", **sampling)
     options: dict[str, dict[str, Any]] = {"renyi": renyi, "best": renyi, "monte-carlo": sampling}
-    names = [a.name for a in suitable(mechanism)] if accountant is None else accountant.split(",")
+    names = (
+        [*(a.name for a in suitable(mechanism, "bound", "estimate", "baseline")), "best"]
+        if accountant is None
+        else accountant.split(",")
+    )
     accountants = [accountant_from(name, **options.get(name, {})) for name in map(str.strip, names)]
     grid = numbers("--epsilon", epsilon)
     draw = None if plot is None else report.comparison_plotter(plot)
