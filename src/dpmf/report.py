@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpmf import api, validation
 from dpmf.errors import CalibrationError
+from dpmf.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,25 +197,6 @@ def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
     if not os.access(parent, os.W_OK):
         raise ValueError(f"output must be in a writable directory, got {str(path)!r}")
     return path
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All or nothing: a failure half-way leaves what was there before."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def profile_csv(profile: PrivacyProfile) -> str:

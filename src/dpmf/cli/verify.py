@@ -38,6 +38,7 @@ def verify(
     import json
 
     from dpmf import report, verification
+    from dpmf.files import write_atomically
 
     if output is not None:
         report.checked_output(output, (".md", ".txt", ".json"))
@@ -55,7 +56,7 @@ def verify(
         )
     if output is not None:
         text = found.to_markdown() if output.suffix.lower() != ".json" else json.dumps(found.to_dict(), indent=1) + "\n"
-        report.write_atomically(output, text.encode())
+        write_atomically(output, text.encode())
     if as_json:
         print_json(found.to_dict())
     elif output is not None:
