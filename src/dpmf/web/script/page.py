@@ -178,4 +178,5 @@ def main() -> None:
     _follow(shared_pool(), client, request)
 
 
-main()
+if __name__ == "__main__":
+    main()
