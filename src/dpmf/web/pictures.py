@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpmf.report import _LOOKS, _new_figure
+from dpmf.report import LOOKS, new_figure
 from dpmf.web.view import View
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def drawn(view: View) -> dict[str, str]:
 def curves_svg(view: View) -> str:
     """δ(ε) of every accountant at one noise multiplier; what is certainly impossible is shaded."""
     order = {row.accountant: i for i, row in enumerate(view.rows)}
-    figure, (ax,) = _new_figure(1)
+    figure, (ax,) = new_figure(1)
     if view.lower_curve:
         below = np.maximum(view.lower_curve, _FLOOR)
         ax.fill_between(view.epsilons, _FLOOR, below, color="0.85", label="impossible (certified)", linewidth=0)
         ax.plot(view.epsilons, below, color="0.45", linewidth=1)
     for name, deltas in sorted((view.curves or {}).items(), key=lambda item: order[item[0]]):
-        look = _LOOKS[order[name] % len(_LOOKS)]  # the same while others are still missing
+        look = LOOKS[order[name] % len(LOOKS)]  # the same while others are still missing
         ax.plot(view.epsilons, np.maximum(deltas, _FLOOR), label=name, markersize=3.5, **look)
     ax.axhline(view.delta, color="black", linewidth=0.6)
     ax.axvline(view.epsilon, color="black", linewidth=0.6)
@@ -52,7 +52,7 @@ def curves_svg(view: View) -> str:
 
 def gram_svg(view: View) -> str:
     """The Gram matrix as a heat map."""
-    figure, (ax,) = _new_figure(1)
+    figure, (ax,) = new_figure(1)
     ax.grid(visible=False)
     b = view.batches
     image = ax.imshow(np.array(view.gram), cmap="viridis", vmin=0.0, extent=(-0.5, b - 0.5, b - 0.5, -0.5))
