@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmf.report import write_atomically
+from dpmf.files import write_atomically
 from dpmf_experiments.fingerprint import package_version
 from dpmf_experiments.machine import machine
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import dpmf
+from dpmf.files import write_atomically
 from dpmf.lower_bounds import LowerBounds
-from dpmf.report import LOOKS, new_figure, write_atomically
+from dpmf.report import LOOKS, new_figure
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import dpmf
 from dpmf.accountants import Accountant, Best, Conditional, Lattice, MonteCarlo, PLDAccounting, RandomAllocation, Renyi
-from dpmf.report import LOOKS, new_figure, write_atomically
+from dpmf.files import write_atomically
+from dpmf.report import LOOKS, new_figure
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "data" / "accountants.json"

@@ -1,6 +1,6 @@
 """What happens at each end of every parameter: rows that are both a test and a line of docs/extremes.md.
 
-`python -m soundness extremes` writes the page; tests/test_extremes.py runs every row and compares the page.
+`python -m soundness extremes` writes the page; tests/acceptance/test_extremes.py runs every row and compares the page.
 """
 
 from __future__ import annotations
@@ -253,9 +253,9 @@ ROWS: list[Row] = [
 
 HEAD = """# At the ends
 
-What happens at each end of every parameter. Every line is a test ([tests/test_extremes.py](../tests/test_extremes.py));
-`python -m soundness extremes` writes this page from the same rows. Nowhere is an answer NaN, an ε negative or a δ
-outside [0, 1].
+What happens at each end of every parameter. Every line is a test, in
+[tests/acceptance/test_extremes.py](../tests/acceptance/test_extremes.py). `python -m soundness extremes` writes this
+page from the same rows. Nowhere is an answer NaN, an ε negative or a δ outside [0, 1].
 
 """
 

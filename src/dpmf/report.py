@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpmf import api, validation
 from dpmf.errors import ArgumentError, CalibrationError
+from dpmf.files import write_atomically
 from dpmf.formatting import given, lower, upper
 
 if TYPE_CHECKING:
@@ -232,25 +232,6 @@ def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
         if wrong:
             raise ArgumentError("output", f"{complaint} {str(path)!r}")
     return path
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all: a failure leaves the old content in place."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def profile_csv(profile: PrivacyProfile) -> str:

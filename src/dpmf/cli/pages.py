@@ -54,7 +54,8 @@ def report(
     from rich.console import Console
     from rich.progress import Progress
 
-    from dpmf.report import checked_output, write_atomically
+    from dpmf.files import write_atomically
+    from dpmf.report import checked_output
     from dpmf.web.document import html
     from dpmf.web.pictures import drawn
     from dpmf.web.recipe import Recipe

@@ -46,6 +46,7 @@ def verify(
     The exit status is 1 if they contradict each other or if the noise does not give (ε, δ).
     """
     from dpmf import report, verification
+    from dpmf.files import write_atomically
 
     if output is not None:
         report.checked_output(output, (".md", ".txt", ".json"))
@@ -62,7 +63,7 @@ def verify(
         )
     if output is not None:
         text = found.to_markdown() if output.suffix.lower() != ".json" else json.dumps(found.to_dict(), indent=1) + "\n"
-        report.write_atomically(output, text.encode())
+        write_atomically(output, text.encode())
     if as_json:
         print_json(found.to_dict())
     else:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf.files import write_atomically
 from dpmf.numerics import Array
 from dpmf.strategies._lock import exclusive
 
@@ -123,16 +123,7 @@ def _write(path: Path | None, key: Mapping[str, Any], values: Values) -> None:
         if path is None:
             raise OSError("there is no home directory; set DPMF_CACHE_DIR")
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(OSError):  # it is still there only when something failed
-                os.unlink(temporary)
+        write_atomically(path, text.encode(), private=True)
     except OSError as error:
         _warn(f"optimised strategies are not cached on disk: {error}")
 

@@ -15,13 +15,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import paths
 import pytest
 
 import dpmf
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).parent.parent
+ROOT = paths.ROOT
 EXAMPLES, DATA = ROOT / "examples", ROOT / "docs" / "data"
 RESULTS, SIGMA, TUNING = (DATA / f"cifar10-{name}.csv" for name in ("results", "sigma", "tuning"))
 

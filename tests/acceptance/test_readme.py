@@ -6,10 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import paths
 import pytest
 from command_line import run
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+README = (paths.ROOT / "README.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

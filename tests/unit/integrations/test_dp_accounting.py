@@ -6,11 +6,11 @@ import importlib
 import math
 import pickle
 import re
-from pathlib import Path
 
 import dp_accounting
 import numpy as np
 import oracles
+import paths
 import pytest
 from dp_accounting import dp_event, privacy_accountant_test
 from hypothesis import given
@@ -21,7 +21,7 @@ from dpmf.accountants import Gaussian, Lattice, Renyi
 from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent, BallsInBinsPLDAccountant, loss_distribution
 from dpmf.loss.dominating_pair import dominating_pair
 
-ROOT = Path(__file__).parent.parent
+ROOT = paths.ROOT
 Relation = dp_accounting.NeighboringRelation
 DPSGD = dpmf.strategies.dpsgd()
 GAUSSIAN = BallsInBinsMatrixDpEvent(DPSGD, 1, 1, 1.0)  # one bin: the Gaussian mechanism, which has a closed form

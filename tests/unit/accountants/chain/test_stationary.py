@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import gamma
 
 import dpmf
-from dpmf import BallsInBins, Mechanism, lag_products, strategies
+from dpmf import BallsInBins, Mechanism, strategies
 from dpmf import lower_bounds as lower
 from dpmf.accountants import Chain, chain
 from dpmf.accountants.chain._calls import PLANS, invert_calls
@@ -24,7 +24,7 @@ ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), B
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("piece", [2**20, 50, 1])
 def test_lags_and_sums_against_the_matrix(strategy, batching, piece, monkeypatch):
-    monkeypatch.setattr(lag_products, "_PIECE", piece)
+    monkeypatch.setattr("dpmf.gram.sums._PIECE", piece)
     b, n = batching.batches_per_epoch, batching.iterations
     gram = oracles.gram(strategy.matrix(n), b)
     largest = np.array([np.diagonal(gram, d).max() for d in range(b)])

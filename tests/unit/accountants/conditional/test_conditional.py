@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from scipy.special import logsumexp, ndtr
 
@@ -307,7 +307,7 @@ def test_noise_multipliers_of_the_reference(name: str) -> None:
     """At most half a percent above the reference, and never below the truth."""
     strategy, cells = REFERENCE[name]
     prepared = Conditional().prepare(mechanism(strategy, 100, 100))
-    truth = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+    truth = json.loads(paths.TRUE_SIGMA.read_text())
     for epsilon, sigma in cells.items():
         for direction in DIRECTIONS:
             assert prepared.delta_for_target(1.005 * sigma, epsilon, 1e-5, direction).value <= 1e-5

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import oracles
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from random_mechanisms import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
 
 import dpmf
 from dpmf import strategies
@@ -16,44 +17,7 @@ from dpmf.accountants import Renyi
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 
-DIRECTIONS = ("remove", "add")
 RENYI = Renyi(work_budget=3e6)
-
-
-def random_settings(examples: int) -> settings:
-    return settings(
-        deadline=None, max_examples=examples, derandomize=True, database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )  # fmt: skip
-
-
-def log_uniform(low: float, high: float) -> st.SearchStrategy[float]:
-    return st.floats(math.log(low), math.log(high)).map(math.exp)
-
-
-ENTRIES = st.one_of(st.just(0.0), st.floats(0.01, 1.5), st.sampled_from([0.5, 1.0]))
-
-
-@st.composite
-def mechanisms(draw: st.DrawFn, most_bins: int = 3) -> Mechanism:
-    b = draw(st.integers(1, most_bins))
-    n = draw(st.integers(b, 3 * b))
-    if draw(st.booleans()):
-        strategy: strategies.Strategy = strategies.coefficients(
-            [draw(st.floats(0.1, 1.5)), *draw(st.lists(ENTRIES, max_size=n))]
-        )
-    else:
-        full = np.zeros((n, n))
-        full[np.tril_indices(n)] = draw(st.lists(ENTRIES, min_size=n * (n + 1) // 2, max_size=n * (n + 1) // 2))
-        full[0, 0] = draw(st.floats(0.1, 1.5))
-        strategy = strategies.matrix(full)
-    return Mechanism(strategy, BallsInBins.from_iterations(n, b))
-
-
-def signal_to_noise(mechanism: Mechanism, sigma: float) -> np.ndarray:
-    """S from the definition: the package's own Gram matrix is not trusted here."""
-    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
-    return oracles.gram(mechanism.strategy.matrix(n), b) / sigma**2
 
 
 def bound(mechanism: Mechanism, sigma: float, epsilon: float, direction: str, accountant: Renyi = RENYI) -> float:

@@ -13,13 +13,14 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import paths
 import pytest
 import yaml
 
 import dpmf
 from dpmf.accountants import ACCOUNTANTS
 
-ROOT = Path(__file__).parent.parent
+ROOT = paths.ROOT
 HEAVY = (
     "dp_accounting", "jax", "jax_privacy", "matplotlib", "numba", "numpy", "opacus", "pandas", "rich", "scipy",
     "sklearn", "streamlit", "torch", "typer",

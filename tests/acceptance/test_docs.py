@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import paths
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = paths.DOCS
 PAGES = sorted(DOCS.rglob("*.md"))
 LARGEST_PICTURE = 120 * 1024
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import paths
 import pytest
 
 import dpmf
@@ -650,7 +651,7 @@ def test_list_names_every_figure() -> None:
 
 # --- what is committed -----------------------------------------------------------------------------------------------
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = paths.DOCS
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_mechanisms import log_uniform, mechanisms, random_settings
 from scipy.optimize import linprog
 from scipy.special import ndtr
-from test_soundness_renyi import log_uniform, mechanisms, random_settings
 
 import dpmf
 from dpmf import strategies
@@ -27,7 +27,7 @@ from dpmf.batching import BallsInBins
 from dpmf.kernels.cascade import add_on_geometric_grid
 from dpmf.mechanism import Mechanism
 
-TRUTH = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+TRUTH = json.loads(paths.TRUE_SIGMA.read_text())
 
 
 def tree_of(b: int, first: int, weights: object) -> Tree:

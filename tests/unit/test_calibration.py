@@ -8,10 +8,10 @@ import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paths
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ from dpmf.mechanism import Mechanism
 DIRECTIONS = ("remove", "add")
 RELATIONS = ("both", *DIRECTIONS)
 CHEAP = Renyi(work_budget=1e6)
-TRUE_SIGMA = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+TRUE_SIGMA = json.loads(paths.TRUE_SIGMA.read_text())
 
 
 @cache

@@ -7,11 +7,11 @@ import math
 import sys
 import tracemalloc
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from scipy.stats import binom
 
@@ -31,7 +31,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.results import PrivacyBound
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 
-REFERENCE = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+REFERENCE = json.loads(paths.TRUE_SIGMA.read_text())
 
 GRAMS = {
     "independent": np.eye(2),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ from dpmf.kernels.chain import block_transforms, multiply_terms, trace_of_power
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
-TRUTH = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+TRUTH = json.loads(paths.TRUE_SIGMA.read_text())
 
 
 def mechanism_of(gram_root: np.ndarray, epochs: int = 1) -> Mechanism:

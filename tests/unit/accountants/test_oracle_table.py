@@ -1,6 +1,6 @@
 """What is known about δ(ε), against every tight accountant, in both directions: one table for each oracle.
 
-Random small mechanisms against quadrature are in test_soundness and in the campaign (test_soundness_campaign).
+Random small mechanisms against quadrature are in test_soundness.py and in the campaign (acceptance/test_campaign.py).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import itertools
 import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracles
+import paths
 import pytest
 
 from dpmf import BallsInBins, Mechanism, strategies
@@ -168,7 +168,7 @@ def test_quadrature_from_below(name: str, direction: str) -> None:
 
 # --- the noise multipliers found by sampling -----------------------------------------------------------------------
 
-TRUTH = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+TRUTH = json.loads(paths.TRUE_SIGMA.read_text())
 BUILDERS = {
     "dpsgd N=100 k=1": lambda: dpsgd(100),
     "bsr4 N=100 k=1": lambda: Mechanism(strategies.bsr(4), BallsInBins(1, 100)),

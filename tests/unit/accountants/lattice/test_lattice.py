@@ -6,10 +6,10 @@ import itertools
 import json
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,11 +26,7 @@ from dpmf.lower_bounds import lower_delta
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import bsr, dpsgd, matrix
 
-REFERENCE = [
-    cell
-    for cell in json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
-    if cell["mechanism"] == "dpsgd N=100 k=1"
-]
+REFERENCE = [cell for cell in json.loads(paths.TRUE_SIGMA.read_text()) if cell["mechanism"] == "dpsgd N=100 k=1"]
 
 
 def dpsgd_mechanism(b: int, epochs: int = 1, iterations: int | None = None) -> Mechanism:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from soundness import __main__ as command
 from soundness import campaign, cases, draw_problem, faults, fuzz, page, plans, provenance, summary, true_delta
@@ -26,7 +27,7 @@ from soundness.truth import Truth, gaussian_delta, sampled_delta
 from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
 from dpmf.lower_bounds import lower_delta
 
-ROOT = Path(__file__).parent.parent
+ROOT = paths.ROOT
 SLICE = 2000
 SEED = 1  # not the one of the committed run
 OURS = set(ACCOUNTANTS) - set(plans.NOT_OURS)

@@ -7,7 +7,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_soundness_renyi import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
+from random_mechanisms import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
 
 import dpmf
 from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-DEMO = Path(__file__).parent.parent / "examples" / "demo.py"
+import paths
+
+DEMO = paths.ROOT / "examples" / "demo.py"
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
+import paths
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = paths.ROOT
 DOCS = ROOT / "docs"
 
 pytest.importorskip("mkdocs", reason="the site needs the extra [docs]")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 
 import numpy as np
 import oracles
+import paths
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from dpmf.lower_bounds import LowerBounds, lower_delta, lower_epsilon, lower_noi
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import bisr, bsr, dpsgd
 
-REFERENCE = json.loads((Path(__file__).parent / "data" / "true_sigma.json").read_text())
+REFERENCE = json.loads(paths.TRUE_SIGMA.read_text())
 
 
 def mechanism_of(name: str) -> Mechanism:
