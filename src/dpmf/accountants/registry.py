@@ -18,6 +18,7 @@ from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Role, suited
 from dpmf.accountants.renyi import Renyi
+from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
@@ -69,5 +70,5 @@ def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accounta
     known = {item.name for item in fields(accountant)}  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            raise ValueError(f"{name} applies to other accountants than {accountant.name}")
+            raise ArgumentError(name, f"applies to other accountants than {accountant.name}")
     return replace(accountant, **given)  # type: ignore[type-var]
