@@ -56,7 +56,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     epochs: int
     batches_per_epoch: int
     noise_multiplier: float
-    iterations: int = 0
+    iterations: int | None = None
 
     def __attrs_post_init__(self) -> None:
         sigma = validation.non_negative("noise_multiplier", self.noise_multiplier)
