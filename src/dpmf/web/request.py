@@ -60,14 +60,9 @@ class Request:
     def mechanism(self) -> Mechanism:
         from dpmf import strategies
 
-        if self.strategy == "coefficients":
-            chosen: Any = strategies.coefficients(list(self.coefficients))
-        elif self.strategy == "blt":
-            chosen = strategies.blt(self.buffers)
-        elif self.strategy == "dpsgd":
-            chosen = strategies.dpsgd()
-        else:
-            chosen = getattr(strategies, self.strategy)(self.bandwidth)
+        chosen = strategies.build(
+            self.strategy, bandwidth=self.bandwidth, buffers=self.buffers, file=self.coefficients or None
+        )
         return Mechanism(chosen, BallsInBins(self.epochs, self.batches_per_epoch))
 
 
