@@ -76,7 +76,6 @@ def invert_calls(
         # E|T − K|e^(θ(T−K)), and the 2K of every path.
         spread = 1.01 * shift * (ahead + 2 * mass / (math.e * theta) + (gap + 2 * strike) * moment)
         count, values = 16, np.full(len(strikes), math.inf)
-        used = np.zeros((2, len(strikes)))  # frequencies and smoothing of the least values
         moments = np.empty(0, dtype=np.complex128)
         while True:
             s = theta + 2j * math.pi / period * np.arange(count)
@@ -93,7 +92,6 @@ def invert_calls(
             noise = noise + 8 * UNIT * float((weight * np.abs(s)).sum()) * spread + unsure
             terms = (moments * damping * multiplicity)[:, None] * np.exp(s[:, None] * gap)
             previous, values = values, terms.real.sum(axis=0) / period - known + remainder + noise
-            used = np.where(values < previous, [[count], [eta]], used)
             if not np.all(np.isfinite(values)) or np.any(values <= 0):
                 return best
             values = np.minimum(values, previous)
@@ -108,10 +106,7 @@ def invert_calls(
             held = best[place]
             improved |= held is None or value + extra < 0.98 * (held.value + extra)
             if held is None or value < held.value:
-                frequencies, smoothing = int(used[0, place]), float(used[1, place])
-                best[place] = PlannedInversion(
-                    value, theta, frequencies, float(noise[place]), "call", period, smoothing, plan
-                )
+                best[place] = PlannedInversion(value, theta, count, float(noise[place]), plan)
         if not improved and np.all(noise < 0.05 * (values + extra)):
             break
     return best

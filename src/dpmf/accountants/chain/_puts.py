@@ -54,7 +54,6 @@ def invert_puts(
     base = drift if sign > 0 else np.zeros_like(drift)
     fade = np.exp(-theta * gap)
     count, values = 16, np.full(len(strikes), math.inf)
-    best = np.zeros((2, len(strikes)))  # frequencies and smoothing of the least values
     moments = np.empty(0, dtype=np.complex128)
     while True:
         s = theta + 2j * math.pi / period * np.arange(count)
@@ -76,12 +75,11 @@ def invert_puts(
         values = base + terms.real.sum(axis=0) / period - known + fade * remainder + noise
         if not np.all(np.isfinite(values) & (values > 0)):
             return [None] * len(strikes)
-        best = np.where(values < previous, [[count], [eta]], best)
         values = np.minimum(values, previous)
         # The cost of smoothing falls with η², η with 1/count.
         total = values + extra
         settled = previous - values < 3 * loss * total
         if np.all(settled | (noise > 0.1 * total)) or 2 * count > most:
-            found = zip(values.tolist(), noise.tolist(), *best.tolist(), strict=True)
-            return [Inversion(value, theta, int(f), own, "put", period, smooth) for value, own, f, smooth in found]
+            pairs = zip(values.tolist(), noise.tolist(), strict=True)
+            return [Inversion(value, theta, count, allowance) for value, allowance in pairs]
         count *= 2

@@ -195,9 +195,6 @@ class Inversion:
     tilt: float
     frequencies: int
     noise: float  # how much of the value is allowance for rounding
-    option: str  # whose transform was inverted: a "call" or a "put"
-    period: float
-    smoothing: float  # η, the deviation of the normal variable that was added to T
 
 
 _RATIOS = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.1, 2.5, 3.0, 4.0, 6.0])
@@ -299,9 +296,8 @@ def invert(
     values = ((moments * damping)[:, None] * np.exp(sign * s[:, None] * gap)).real.sum(axis=0) + noise
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         values += np.exp(_log_remainder(theta, eta, period, 0.0, count)) * moment
-    option = "call" if sign > 0 else "put"
     return [
-        Inversion(value, theta, count, allowance, option, period, eta) if math.isfinite(value) and value > 0 else None
+        Inversion(value, theta, count, allowance) if math.isfinite(value) and value > 0 else None
         for value, allowance in zip(values.tolist(), noise.tolist(), strict=True)
     ]
 
