@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks import _page, beside, growth, peers
 
 DATA = json.loads(_page.DATA.read_text())

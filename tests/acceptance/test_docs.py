@@ -34,7 +34,7 @@ NEEDS = {
     "howto/compose.md": "dpmf.integrations",
     "howto/train-pytorch.md": "dpmf.training",
     "howto/train-jax.md": "dpmf.training",
-    "howto/reproduce.md": "dpmf_experiments",
+    "howto/reproduce.md": "evidence",
 }
 COMMANDS = [c for page in PAGES for block in runner.blocks(page.read_text()) for c in block.commands]
 

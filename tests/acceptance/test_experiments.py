@@ -20,9 +20,9 @@ import pytest
 import dpmf
 from dpmf.accountants import Renyi
 from dpmf.errors import MissingExtraError
-from dpmf_experiments import backends, draw, engine, figures, fingerprint, page, quantities, settings
-from dpmf_experiments.spec import Cell, Line, MechanismSpec, accountant, accountant_of, mechanism_of
-from dpmf_experiments.store import Record, Store, export, read_export
+from evidence import backends, draw, engine, figures, fingerprint, page, quantities, settings
+from evidence.spec import Cell, Line, MechanismSpec, accountant, accountant_of, mechanism_of
+from evidence.store import Record, Store, export, read_export
 
 SMALL = MechanismSpec("bsr", 2, 10, 2)
 
@@ -34,7 +34,7 @@ def cell(sigma: float = 1.0, order: int = 2) -> Cell:
 
 def command(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dpmf_experiments.cli", *words],
+        [sys.executable, "-m", "evidence.cli", *words],
         capture_output=True, text=True, timeout=120, env=environment(), **options,
     )  # fmt: skip
 
@@ -482,7 +482,7 @@ def test_killed_and_restarted_nothing_is_lost_or_computed_twice(tmp_path: Path) 
     database = tmp_path / "db.sqlite"
     words = ["run", "fig-truncation", "--only", "order=2", "--jobs", "2", "--database", str(database)]
     started = subprocess.Popen(
-        [sys.executable, "-m", "dpmf_experiments.cli", *words],
+        [sys.executable, "-m", "evidence.cli", *words],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(),
     )  # fmt: skip
     wait_for(lambda: len(rows(database)) >= 3 or started.poll() is not None)
@@ -621,7 +621,7 @@ WRONG = {
 def test_wrong_arguments_are_one_line_and_nothing_is_lost(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dpmf_experiments.cli import main
+    from evidence.cli import main
 
     (tmp_path / "text.sqlite").write_text("once upon a time " * 100)
     (tmp_path / "here").mkdir()

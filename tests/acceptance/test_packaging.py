@@ -66,7 +66,7 @@ def test_the_wheel_has_every_module_the_types_and_the_licence(archives: dict[str
     assert modules <= names
     assert "dpmf/py.typed" in names
     extra = {name for name in names - modules if not name.startswith(f"dpmf-{dpmf.__version__}.dist-info/")}
-    assert all(name.startswith(("dpmf/", "dpmf_experiments/")) for name in extra)
+    assert all(name.startswith(("dpmf/", "evidence/")) for name in extra)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
