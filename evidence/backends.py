@@ -19,6 +19,7 @@ from evidence.spec import Cell
 from evidence.store import Record
 
 _RETRIES = 3  # of a cell on a cluster whose worker went away
+_WAIT = 10.0  # seconds for a cluster to answer
 
 
 def compute(cell: Cell) -> Record:
@@ -100,14 +101,14 @@ def _one_at_a_time(cells: Sequence[Cell]) -> Iterator[Record]:
             executor.shutdown(kill_workers=True)
 
 
-def on_dask(cells: Sequence[Cell], address: str, wait: float = 10.0) -> Iterator[Record]:
+def on_dask(cells: Sequence[Cell], address: str) -> Iterator[Record]:
     """On the Dask cluster at `address`, whose workers must have the same version of this package."""
     try:
         from distributed import Client, as_completed
     except ImportError:
         raise missing_extra("dask and distributed", "experiments", "running on a cluster") from None
     try:
-        client = Client(address, timeout=wait)
+        client = Client(address, timeout=_WAIT)
     except (OSError, TimeoutError, ValueError, TypeError):
         raise ValueError(f"dask must be the address of a running cluster, nothing answers at {address!r}") from None
     with client:

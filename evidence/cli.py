@@ -354,4 +354,6 @@ def main() -> None:
         if type(error).__name__ == "Abort":
             _fail("interrupted; what was finished is kept, run it again to go on", 130)
         raise
+    if status == 130:  # how the command line answers an interrupt
+        _fail("interrupted; what was finished is kept, run it again to go on", 130)
     sys.exit(status if isinstance(status, int) else 0)

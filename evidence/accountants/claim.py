@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpmf.report import _LOOKS
+from dpmf.report import LOOKS as STYLES
 from evidence.spec import AccountantSpec, Cell, MechanismSpec, accountant
 
 DELTA = 1e-5
@@ -17,13 +17,13 @@ SAMPLER = accountant("monte-carlo", samples=100_000)
 Found = Mapping[str, Mapping[str, Any]]  # the results of a claim's cells, by their names in the claim
 
 LOOKS = {
-    "renyi": _LOOKS[0],
-    "conditional": _LOOKS[1],
-    "lattice": _LOOKS[2],
-    "best": _LOOKS[3],
-    "pld-accounting": _LOOKS[4],
-    "random-allocation": _LOOKS[5],
-    "monte-carlo": _LOOKS[6],
+    "renyi": STYLES[0],
+    "conditional": STYLES[1],
+    "lattice": STYLES[2],
+    "best": STYLES[3],
+    "pld-accounting": STYLES[4],
+    "random-allocation": STYLES[5],
+    "monte-carlo": STYLES[6],
 }
 
 

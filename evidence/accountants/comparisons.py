@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpmf.report import _LOOKS, _new_figure
+from dpmf.report import LOOKS as STYLES
+from dpmf.report import new_figure
 from evidence.accountants.claim import DELTA, EPSILONS, LATTICE, LOOKS, RENYI, Claim, Found, calibrated
 from evidence.pictures import axis, plot
 from evidence.say import number, power, short, table
@@ -43,9 +44,9 @@ def _direction_table(found: Found) -> str:
 
 
 def _direction_draw(found: Found) -> Any:
-    figure, axes = _new_figure(2)
+    figure, axes = new_figure(2)
     for ax, a in zip(axes, ("renyi", "lattice"), strict=True):
-        for look, way in zip((_LOOKS[0], _LOOKS[1]), ("remove", "add"), strict=True):
+        for look, way in zip((STYLES[0], STYLES[1]), ("remove", "add"), strict=True):
             plot(ax, EPSILONS, [found[f"{a} {way}, ε={e:g}"]["sigma"] for e in EPSILONS], way, look)
         axis(ax, "x", EPSILONS, "ε")
         axis(ax, "y", (0.2, 0.5, 1, 2), "noise multiplier σ at δ = 10⁻⁵")
@@ -124,11 +125,11 @@ def _sampling_table(found: Found) -> str:
 
 
 def _sampling_draw(found: Found) -> Any:
-    figure, (left, right) = _new_figure(2)
-    for look, p in zip((_LOOKS[0], _LOOKS[1]), PROPOSALS, strict=True):
+    figure, (left, right) = new_figure(2)
+    for look, p in zip((STYLES[0], STYLES[1]), PROPOSALS, strict=True):
         errors = [_relative_error(found, p, n) for n in SAMPLES]
         plot(left, SAMPLES, [None if e is None else 100 * e for e in errors], f"remove, {p}", look)
-    looks = iter((_LOOKS[0], _LOOKS[1], _LOOKS[2], _LOOKS[6]))
+    looks = iter((STYLES[0], STYLES[1], STYLES[2], STYLES[6]))
     for way in ("remove", "add"):
         for p in PROPOSALS:
             plot(right, SAMPLES, [_bound_ratio(found, way, p, n) for n in SAMPLES], f"{way}, {p}", next(looks))
@@ -190,7 +191,7 @@ def _baseline_table(found: Found) -> str:
 
 
 def _baseline_draw(found: Found) -> Any:
-    figure, (left, right) = _new_figure(2)
+    figure, (left, right) = new_figure(2)
     for a in PEERS:
         row = [found[f"{a}, σ={s:g}"] for s in SIGMAS]
         if a != "lattice":

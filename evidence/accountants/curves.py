@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpmf.report import _new_figure
+from dpmf.report import new_figure
 from evidence.accountants.claim import (
     BEST,
     CONDITIONAL,
@@ -58,7 +58,7 @@ def curve(
         return table([*head, "best is"] if show_winner else head, rows)
 
     def draw(found: Found) -> Any:
-        figure, (left, right) = _new_figure(2)
+        figure, (left, right) = new_figure(2)
         for a in accountants:
             sigmas = [found[key(a, e)]["sigma"] for e in EPSILONS]
             # `best` lies on top of others: a ring around their markers.
@@ -196,7 +196,7 @@ def _epoch_table(found: Found) -> str:
 
 
 def _epoch_draw(found: Found) -> Any:
-    figure, axes = _new_figure(2)
+    figure, axes = new_figure(2)
     for ax, title in zip(axes, _epoch_lines(), strict=True):
         for a in ("renyi", "conditional"):
             plot(ax, EPOCHS, [_epoch_ratio(found, title, k, a) for k in EPOCHS], a, LOOKS[a])

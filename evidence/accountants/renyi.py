@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpmf.report import _LOOKS, _new_figure
+from dpmf.report import LOOKS as STYLES
+from dpmf.report import new_figure
 from evidence.accountants.claim import SAMPLER, Claim, Found, calibrated, ratio
 from evidence.pictures import axis, plot
 from evidence.say import number, power, short, table
@@ -59,9 +60,9 @@ def _truncation_table(found: Found) -> str:
 
 
 def _truncation_draw(found: Found) -> Any:
-    figure, axes = _new_figure(2)
+    figure, axes = new_figure(2)
     for ax, title in zip(axes, TRUNCATION_TITLES, strict=True):
-        for look, e in zip(_LOOKS, TRUNCATION_EPSILONS, strict=False):
+        for look, e in zip(STYLES, TRUNCATION_EPSILONS, strict=False):
             plot(ax, WIDTHS, [_truncation(found, title, e, p) for p in WIDTHS], f"ε = {e:g}", look)
         axis(ax, "x", WIDTHS, "bandwidth kept")
         ax.axhline(1.0, color="0.4", linewidth=0.8)
@@ -113,8 +114,8 @@ def _budget_table(found: Found) -> str:
 
 
 def _budget_draw(found: Found) -> Any:
-    figure, (ax,) = _new_figure(1)
-    for look, e in zip(_LOOKS, BUDGET_EPSILONS, strict=False):
+    figure, (ax,) = new_figure(1)
+    for look, e in zip(STYLES, BUDGET_EPSILONS, strict=False):
         plot(ax, BUDGETS, [found[f"ε={e:g}, work={w:g}"]["sigma"] for w in BUDGETS], f"ε = {e:g}", look)
     axis(ax, "x", BUDGETS[:-1], "work budget", names=[power(w) for w in BUDGETS[:-1]])
     axis(ax, "y", (2, 5, 10, 20, 50), "noise multiplier σ at δ = 10⁻⁵")

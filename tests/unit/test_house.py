@@ -75,7 +75,6 @@ def test_the_table_is_what_the_source_does() -> None:
     assert house.complaints(SOURCE, HOUSE) == []
 
 
-@pytest.mark.xfail(reason="accountants.protocol imports calibration inside a function; the one driver removes that")
 def test_no_module_imports_itself_through_others() -> None:
     assert house.cycle(SOURCE) == []
 
