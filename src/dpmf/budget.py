@@ -10,10 +10,11 @@ claims them first: `claim` raises `OutOfMemory` where they do not fit, `fitting`
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
+from typing import TypeVar
 
 MOST_BYTES = 4 * 2**30  # of one array
 
@@ -27,11 +28,11 @@ class Exhausted(Exception):
 
 
 class OutOfTime(Exhausted):
-    """The time budget did."""
+    """Raised when the time budget is exhausted."""
 
 
 class OutOfMemory(Exhausted):
-    """The memory budget did."""
+    """Raised when the memory budget is exhausted."""
 
 
 class Deadline:
@@ -123,6 +124,37 @@ def memory_limit(size: float | None) -> Iterator[MemoryLimit]:
         yield limit
     finally:
         _memory.reset(token)
+
+
+T = TypeVar("T")
+
+
+def as_far_as_it_goes(items: Iterable[T]) -> list[T]:
+    """The items that are made before a budget ends."""
+    found: list[T] = []
+    try:
+        for item in items:
+            found.append(item)
+    except Exhausted:
+        pass
+    return found
+
+
+def attempt(work: Callable[[], T], otherwise: T) -> T:
+    """The result of some work; `otherwise` where the memory budget does not allow it."""
+    try:
+        return work()
+    except OutOfMemory:
+        return otherwise
+
+
+def finished(work: Callable[[], None]) -> bool:
+    """Do some work, and say whether it came to its end before the time budget did."""
+    try:
+        work()
+    except OutOfTime:
+        return False
+    return True
 
 
 def limited() -> bool:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from dpmf import budget
-from dpmf.accountants.protocol import LITTLE_HOPE, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.search import LARGEST_RATIO, least_noise
 
+LITTLE_HOPE = 1.04  # a rough bound that exceeds its roughness times the target by this factor is taken to miss it
 _CRUDE = 0.1  # relative tolerance of the σ at which bounds are compared
 _STRIDE = 0.5  # first step of log σ
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ, where nothing is known
 _CLEARLY = 1.3  # an estimate this many times below the target is taken to meet it
 _CLOSE = 2.0  # a bound smaller than the target by no more than this says that σ is close to the root
+
+
+class LeastNoise(NamedTuple):
+    """The least noise multiplier found that meets a target, the bound evaluated there, and whose bound it is."""
+
+    noise_multiplier: float
+    evaluation: Evaluation
+    bound: PreparedAccountant
 
 
 def calibrate_one_way(
@@ -25,10 +36,10 @@ def calibrate_one_way(
     direction: Direction,
     start: float,
     relative_tolerance: float,
-    best: tuple[float, Evaluation, PreparedAccountant] | None = None,
+    best: LeastNoise | None = None,
     enough: float = 0.0,
     coarse_tolerance: float = 0.0,
-) -> tuple[float, Evaluation, PreparedAccountant]:
+) -> LeastNoise:
     """The least σ over several bounds: all are compared at one σ, and only the smallest are followed to their roots.
 
     `best` is what other accountants reached already. A σ of at most `enough` is as good as any: the first member that
@@ -38,14 +49,15 @@ def calibrate_one_way(
     reasons = [member.unreachable(epsilon, delta, direction) for member in members]
     able = [member for member, reason in zip(members, reasons, strict=True) if reason is None]
     contest = _Contest(able, epsilon, delta, direction, best)
-    try:
+
+    def run() -> None:
         if best is None or not enough > 0:
             contest.run(start, relative_tolerance)
         elif best[0] > enough:
             contest.run_to(enough, relative_tolerance, coarse_tolerance)
-    except budget.OutOfTime:
-        if contest.best is None:
-            raise
+
+    if not budget.finished(run) and contest.best is None:
+        raise budget.OutOfTime
     if contest.best is None:
         if not able:
             raise CalibrationError(str(reasons[-1]))
@@ -64,7 +76,7 @@ class _Contest:
         epsilon: float,
         delta: float,
         direction: Direction,
-        best: tuple[float, Evaluation, PreparedAccountant] | None,
+        best: LeastNoise | None,
     ) -> None:
         self._members, self._epsilon, self._delta, self._direction = members, epsilon, delta, direction
         self.best = best
@@ -150,23 +162,16 @@ class _Contest:
     def _evaluate(self, place: int, sigma: float) -> Evaluation:
         if (place, sigma) not in self._asked:
             budget.check()
-            member = self._members[place]
-            try:
-                found = member.delta_for_target(sigma, self._epsilon, self._delta, self._direction)
-            except budget.OutOfMemory:  # whoever needs less may win
-                found = Evaluation(1.0)
-            self._asked[place, sigma] = found
+            ask = partial(self._members[place].delta, sigma, self._epsilon, self._direction, self._delta)
+            # Where memory does not suffice, the bound is 1: a bound that needs less may still win.
+            self._asked[place, sigma] = budget.attempt(ask, Evaluation(1.0))
         return self._asked[place, sigma]
 
     def _roughly(self, place: int, sigma: float) -> Evaluation | None:
         if (place, sigma) not in self._rough:
             budget.check()
-            member = self._members[place]
-            try:
-                found = member.rough_for_target(sigma, self._epsilon, self._delta, self._direction)
-            except budget.OutOfMemory:
-                found = None
-            self._rough[place, sigma] = found
+            ask = partial(self._members[place].rough_delta, sigma, self._epsilon, self._direction, self._delta)
+            self._rough[place, sigma] = budget.attempt(ask, None)
         return self._rough[place, sigma]
 
     def _estimate(self, place: int, sigma: float) -> float:
@@ -190,7 +195,7 @@ class _Contest:
             roughness=self._members[place].roughness,
         )  # fmt: skip
         if found is not None and (self.best is None or found[0] < self.best[0]):
-            self.best = (*found, self._members[place])
+            self.best = LeastNoise(*found, self._members[place])
 
     def _steepness(self) -> float:
         """−d log δ/d log σ between the two evaluations of one bound, both rough or neither, closest to the target."""

@@ -62,18 +62,21 @@ def least_noise(
         return over(log_sigma, evaluate)
 
     near, slope = first, 2 * math.log(1 / target_delta)
-    try:
+
+    def seek() -> None:
+        nonlocal near, step, slope
         if rough is not None and relative_tolerance < _ROUGHLY:
-            ask = rough
-            found = _near_root(cache(lambda at: over(at, ask)), math.log(roughness), first, step, slope)
+            found = _near_root(cache(lambda at: over(at, rough)), math.log(roughness), first, step, slope)
             near, step, slope = found or (near, step, slope)
         bracket = _bracket(excess, near, step, relative_tolerance, slope)
-        if bracket is None:
-            return None
-        _close_in(excess, *bracket, relative_tolerance)
-    except budget.OutOfTime:
-        if not met:
-            raise
+        if bracket is not None:
+            _close_in(excess, *bracket, relative_tolerance)
+
+    in_time = budget.finished(seek)
+    if not met:
+        if not in_time:
+            raise budget.OutOfTime
+        return None
     sigma = min(met)
     return sigma, met[sigma]
 

@@ -164,8 +164,8 @@ def compare(
     accountant_from("renyi", max_order, work_budget)
     accountant_from("monte-carlo", **sampling)
     options: dict[str, dict[str, Any]] = {"renyi": renyi, "best": renyi, "monte-carlo": sampling}
-    chosen = listed(names) or [a.name for a in suitable(mechanism)]
-    accountants = [accountant_from(name, **options.get(name, {})) for name in chosen]
+    by_default = [*(a.name for a in suitable(mechanism, "bound", "estimate", "baseline")), "best"]
+    accountants = [accountant_from(name, **options.get(name, {})) for name in listed(names) or by_default]
     grid = numbers("--epsilon", epsilon)
     draw = None if plot is None else report.comparison_plotter(plot)
     comparison = report.compare(mechanism, accountants, grid, delta, direction, progress=sys.stderr.isatty())
