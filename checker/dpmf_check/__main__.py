@@ -13,7 +13,6 @@ from dpmf_check.cascade import cascade
 from dpmf_check.chain import chain
 from dpmf_check.gram import Gram, gaussian, lattice
 
-FORMAT = "dpmf certificate 1"
 PROOFS = {"gaussian": gaussian, "lattice": lattice, "chain": chain, "cascade": cascade}
 
 
@@ -27,7 +26,7 @@ def check(certificate: Any) -> list[str]:
     """What is proved, one line for each claim; raises `Rejected` with the reason where something is not."""
     names = "format", "mechanism", "noise_multiplier", "claims", "sha256"
     version, mechanism, noise, claims, signed = only("certificate", certificate, *names)
-    require(version == FORMAT and claims, f"the format is not {FORMAT!r}, or there is no claim")
+    require(version == "dpmf certificate 1" and claims, "the format is unknown, or there is no claim")
     require(signed == digest(certificate), "a field was changed: the digest does not match")
     gram, sigma, lines = Gram(mechanism), arb(number("noise_multiplier", noise, 1e-100)), []
     for claim in claims:
@@ -37,7 +36,7 @@ def check(certificate: Any) -> list[str]:
         value = PROOFS[kind](proof, gram, sigma, arb(epsilon), direction == "remove")
         lines.append(f"{direction}: δ({epsilon:g}) ≤ {float(value.upper()):.6e} is proved, {delta:.6e} is claimed")
         require(value <= arb(delta), lines[-1])
-        require(value * 1.25 >= arb(delta), f"{lines[-1]}, which is not what this proof gives")
+        require(value * 2 >= arb(delta), f"{lines[-1]}, which is not what this proof gives")
     return lines
 
 

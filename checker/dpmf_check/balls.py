@@ -40,8 +40,7 @@ def numbers(what: str, value: Any, count: int, low: float = 0.0) -> list[arb]:
 def grid(value: Any) -> tuple[float, float, int]:
     """The first of equidistant nodes, their spacing and their number."""
     low, spacing, count = only("a grid", value, "low", "spacing", "count")
-    number("spacing", spacing, 1e-6, 1e3)
-    return number("low", low, -1e3, 1e3), spacing, number("count", count, 1, 20_000, True)
+    return number("low", low, -1e3, 1e3), number("spacing", spacing, 1e-6, 1e3), number("count", count, 1, 9999, True)
 
 
 def up(x: arb) -> float:

@@ -73,10 +73,10 @@ def _sum(first: int, own: np.ndarray, second: int, others: np.ndarray, h: arb) -
         nodes = math.floor(math.log1p(float(ratio)) / float(h))
         nodes += not 1 + ratio <= (h * (nodes + 1)).exp()  # never too few: payoffs increase
         share = (1 + ratio - (h * nodes).exp()) / ((h * (nodes + 1)).exp() - (h * nodes).exp())
-        low, high = max(0, ahead - apart), min(n, m + ahead - apart)
-        product, place = own[low:high] * others[low + apart - ahead : high + apart - ahead], low - begin + nodes
-        out[place + max(apart, 0) :][: high - low] += product * up(1 - share)
-        out[place + max(apart, 0) + 1 :][: high - low] += product * up(share)
+        low, high, place = max(0, ahead - apart), min(n, m + ahead - apart), nodes - begin + max(apart, 0)
+        product = own[low:high] * others[low + apart - ahead : high + apart - ahead]
+        out[place + low : place + high] += product * up(1 - share)
+        out[place + low + 1 : place + high + 1] += product * up(share)
     return first + begin, out * (1 + 8 * (n + m + 8) * UNIT) + TINY
 
 
@@ -92,13 +92,13 @@ def _lognormal(variance: arb, step: arb) -> tuple[int, np.ndarray, arb]:
 def cascade(proof: Any, gram: Gram, sigma: arb, epsilon: arb, remove: bool) -> arb:
     """δ(ε) ≤ E g(A), averaged over the trees, for a payoff g above the call, 0 ≤ g(a) ≤ Σ p_j·a^j, j ≤ 3."""
     given, payoff = only("proof", proof, "trees", "payoff")
-    require(remove, "a cascade bounds the remove direction only")
     trees, total, smoothed = [Tree(tree, gram.b) for tree in given], arb(0), payoff["kind"] == "smoothed"
     for d in range(gram.b // 2 + 1):
         average = sum((tree.lag(d) for tree in trees), arb(0)) / len(trees)
         require(gram.ring[d] <= average, f"domination fails at distance {d}")
     shared = trees[0].weights[0]
-    require(not smoothed or all(tree.weights[0] == shared for tree in trees), "the trees share different factors")
+    alike = all(tree.weights[0] == shared for tree in trees) or not smoothed
+    require(remove and alike, "a cascade is for remove only, and a smoothed one needs trees that share one factor")
     value, powers = _smoothed(payoff, epsilon.exp(), shared / sigma**2) if smoothed else _cubic(payoff, epsilon.exp())
     for tree in trees:
         variances = [w / sigma**2 if k > 0 or not smoothed else arb(0) for k, w in enumerate(tree.weights)]

@@ -26,20 +26,19 @@ class Model:
         names = "left", "right", "deviations", "correlations", "nuggets", "blocks", "closed", "left_out"
         *lists, self.blocks, self.closed, left_out = only("model", given, *names)
         self.length, self.left_out = len(lists[0]), arb(number("left_out", left_out))
-        self.left, self.right, self.deviations, self.rho, self.nuggets = (
-            numbers("model", x, self.length) for x in lists
-        )
+        lists = [numbers("model", x, self.length) for x in lists]
+        self.left, self.right, self.deviations, self.rho, self.nuggets = lists
         self.size = self.length * number("blocks", self.blocks, 1, 10**6, True)
         require(type(self.closed) is bool and (self.blocks > 1 or not self.closed), "one block cannot be a ring")
         require(0 < self.size <= gram.b, "the model has no indices, or more than there are batches")
-        require(self.rho[0] < 1 and all(x <= 1 for x in self.rho), "a correlation is more than 1")
-        require(self.rho[0] == 0 or all(x == 0 for x in self.left), "left loads need a chain that starts anew")
+        linked = self.rho[0] == 0 or (self.rho[0] < 1 and all(x == 0 for x in self.left))
+        require(linked and all(x <= 1 for x in self.rho), "a correlation is too large, or left loads are linked")
         carried = zip(self.left, self.deviations, accumulate(self.rho, mul), strict=True)
         self.before = [own + deviation * rho for own, deviation, rho in carried]  # all loads of s_B
         self._check_domination(gram)
-        for loads in (self.left, self.right, self.deviations, self.before):
-            loads[:] = [x / sigma for x in loads]
-        self.nuggets, self.left_out = [x / sigma**2 for x in self.nuggets], self.left_out / sigma**2
+        for part, scale in zip((*lists[:3], self.before, self.nuggets), [sigma] * 4 + [sigma**2], strict=True):
+            part[:] = [x / scale for x in part]
+        self.left_out /= sigma**2
 
     def _check_domination(self, gram: Gram) -> None:
         """Entry by entry; with fewer indices than batches, for every window of so many neighbours on the ring."""
@@ -83,8 +82,8 @@ class Terms:
         inside = np.expm1(y - self.low - place * self.step) / math.expm1(self.step)
         share = np.clip(np.where(place < 0, np.exp(np.minimum(y - self.low, 0.0)), inside), 0.0, 1.0)
         row, high, table = place.astype(np.int64) + 1, self.low + self.step * (self.count - 1), self.excess[str(nugget)]
-        above = math.exp(high) * np.expm1(np.maximum(y - high, 0.0))
-        return row, share, (1 - share) * table[row] + share * table[row + 1] + above
+        excess = (1 - share) * table[row] + share * table[row + 1]
+        return row, share, excess + math.exp(high) * np.expm1(np.maximum(y - high, 0.0))
 
     def tables(self, points: list[acb], shift: arb) -> dict[str, np.ndarray]:
         """E e^(s(a − shift)) by nugget, for a = 0 and for each row, and by s."""
@@ -106,12 +105,12 @@ class Law:
 
     def __init__(self, model: Model, grids: list[Any], strike: arb, sign: int) -> None:
         self.model, self.sign, outer = model, sign, model.before + model.right
-        for part, loads in zip(grids, (outer, model.deviations), strict=False):  # nothing loads a single node
-            require(part["count"] > 1 or (part["low"] == 0 and all(y == 0 for y in loads)), "a grid has too few nodes")
         self.separators, self.nodes = ([low + step * k for k in range(n)] for low, step, n in map(grid, grids[:2]))
+        for nodes, loads in ((self.separators, outer), (self.nodes, model.deviations)):
+            require(len(nodes) > 1 or (nodes == [0] and all(y == 0 for y in loads)), "a grid has too few nodes")
         self.terms, self.top = Terms(grids[2], model.nuggets, strike, sign), arb(max(map(up, model.deviations)))
-        lost, s, x = 0.0, np.array(self.separators), np.array(self.nodes)
-        self.weights, linked, left = np.ones(1), model.rho[0] != 0, any(y != 0 for y in model.left)
+        self.weights, lost, s, x = np.ones(1), 0.0, np.array(self.separators), np.array(self.nodes)
+        linked, left = model.rho[0] != 0, any(y != 0 for y in model.left)
         if len(s) > 1:
             weights, lost, _ = spread(s.tolist(), arb(0), arb(1), arb(0 if sign > 0 else max(map(up, outer))))
             self.weights = np.array(weights)
@@ -126,7 +125,7 @@ class Law:
             one, two, three = (float(part[i]) for part in (model.left, model.right, model.deviations))
             parts = one * s[:, None, None] if left else np.zeros((1, 1, 1)), two * s[:, None], three * x
             smooth = (one**2 + two**2 + three**2) / 2
-            size = sum(np.abs(part) for part in parts) + smooth + abs(self.terms.low) + 20_000 * self.terms.step
+            size = sum(np.abs(part) for part in parts) + smooth + abs(self.terms.low) + 9999 * self.terms.step
             y = sum(parts) - smooth + sign * _SHIFT * size
             row, share, excess = self.terms.locate(y, model.nuggets[i])
             if sign > 0:
@@ -149,8 +148,8 @@ class Law:
         c, last, variance = self.top, arb(self.nodes[-1]), 1 - rho * rho
         if rho == 1 or len(self.nodes) == 1:
             return np.eye(len(self.nodes)) if rho == 1 else np.ones((len(starts), 1)), np.zeros(len(starts))
-        require(self.sign < 0 or c <= last, "the last node is below the largest deviation")
         rows, root = [], variance.sqrt()
+        require(self.sign < 0 or c <= last, "the last node is below the largest deviation")
         for x in starts:
             weights, lost, _ = spread(self.nodes, rho * x, root, arb(0) if self.sign > 0 else c)
             beyond = (c * rho * x + c * c * (variance - 1) / 2).exp() * tail((last - rho * x - c * variance) / root)
@@ -174,7 +173,7 @@ class Law:
             values[..., 0] += TINY  # more than what underflows
             values = np.matmul(step, values.view(np.float64)).view(np.complex128) if rho != 1 else values
             values[..., 0] += TINY
-        # Left separator × right separator × start × point; only one of the first and the third has more than one value.
+        # Left separator × right separator × start × point: the first or the third has one value.
         block = (np.moveaxis(values, 2, 0)[:, 0] if len(values) == 1 else values[:, :, 0]) * self.weights[:, None]
         require(np.all(np.isfinite(block)), "the transform leaves the range of double precision")
         if len(block) == 1:  # blocks are independent

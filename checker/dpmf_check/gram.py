@@ -59,10 +59,9 @@ class Gram:
 
     def total(self) -> arb:
         """The sum of all entries: the squared norm of the sum of the means."""
-        if not self.toeplitz:
-            return sum((sum(row, arb(0)) ** 2 for row in self.rows), arb(0))
-        sums = [arb(0)] * self.b + list(accumulate(self.folded))
-        return sum(((sums[t + self.b] - sums[t]) ** 2 for t in range(self.n)), arb(0))
+        sums = [arb(0)] * self.b + list(accumulate(self.folded)) if self.toeplitz else []
+        rows = ([sums[t + self.b], -sums[t]] for t in range(self.n)) if self.toeplitz else self.rows
+        return sum((sum(row, arb(0)) ** 2 for row in rows), arb(0))
 
 
 def gaussian(proof: Any, gram: Gram, sigma: arb, epsilon: arb, remove: bool) -> arb:
