@@ -33,7 +33,7 @@ ORDER: dict[str, list[str]] = {
         "theory/chain.md",
         "theory/majorants.md",
         "theory/cascade.md",
-        "theory/lower-bounds.md",
+        "theory/lower_bounds.md",
     ],
     "Reference": [
         "reference/api.md",

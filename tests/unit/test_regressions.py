@@ -19,7 +19,7 @@ from dpmf.accountants.chain._laws import LineModel, Resolution
 from dpmf.accountants.lattice._lognormal_sum import _Lattice
 from dpmf.accountants.lattice._tilt import TiltedMoments
 from dpmf.accountants.protocol import DIRECTIONS
-from dpmf.lower_bounds import LowerBounds
+from dpmf.lower_bounds._families import LowerBounds
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
