@@ -102,6 +102,14 @@ class Mechanism:
             )
         return largest
 
+    def checked_noise(self, noise_multiplier: float) -> float:
+        """A noise multiplier that double arithmetic can square and divide by; an error for any other."""
+        sigma = validation.positive("noise_multiplier", noise_multiplier)
+        scale = self.sensitivity
+        if not 1e-70 < sigma / scale < 1e70:
+            raise validation.wrong("noise_multiplier", f"between {1e-70 * scale:.3g} and {1e70 * scale:.3g}", sigma)
+        return sigma
+
     def mean_rows(self) -> Iterator[tuple[int, Array]]:
         """Iterate over the mixture means, one row per iteration, in blocks of rows (see `gram.means.mean_rows`)."""
         return mean_rows(self.strategy, self.batching)

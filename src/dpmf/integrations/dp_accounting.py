@@ -20,7 +20,7 @@ from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_dist
 from dpmf import validation
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
-from dpmf.api import DEFAULT_ACCOUNTANT, _checked_noise
+from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins
 from dpmf.integrations._profile_points import ProfilePoints
 from dpmf.mechanism import Mechanism
@@ -99,7 +99,7 @@ def _cached_distribution(
 ) -> tuple[Any, float]:
     """Return the distribution, and the mass of finite losses in the direction that has less of it."""
     mechanism = event.mechanism
-    sigma = _checked_noise(mechanism, event.noise_multiplier)
+    sigma = mechanism.checked_noise(event.noise_multiplier)
     with _working(f"loss distribution of {mechanism.name}"):
         pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
