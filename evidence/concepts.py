@@ -12,7 +12,7 @@ import numpy as np
 
 import dpmf
 from dpmf.files import write_atomically
-from dpmf.lower_bounds import LowerBounds
+from dpmf.lower_bounds import lower_delta
 from dpmf.report import LOOKS, new_figure
 from evidence.fingerprint import code_version
 from evidence.pictures import png
@@ -87,8 +87,7 @@ def profile() -> Any:
     """Upper bounds and the certified lower bound at one noise multiplier."""
     mechanism = dpmf.Mechanism(dpmf.strategies.bsr(bandwidth=2), dpmf.BallsInBins(epochs=2, batches_per_epoch=30))
     sigma, grid = 2.0, np.linspace(0.0, 3.0, 13)
-    bounds = LowerBounds.of(mechanism)
-    below = [max(bounds.delta(sigma, e, way) for way in ("remove", "add")) for e in grid]
+    below = [lower_delta(mechanism, sigma, e) for e in grid]
     figure, (ax,) = new_figure(1)
     ax.fill_between(grid, 1e-12, below, color="0.85", label="impossible (certified)", linewidth=0)
     for look, name in zip(LOOKS, ("gaussian", "renyi", "chain"), strict=False):

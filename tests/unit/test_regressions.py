@@ -17,7 +17,7 @@ from dpmf.accountants.chain._laws import LineModel, Resolution
 from dpmf.accountants.lattice._lognormal_sum import _Lattice
 from dpmf.accountants.lattice._tilt import TiltedMoments
 from dpmf.accountants.protocol import DIRECTIONS
-from dpmf.lower_bounds import LowerBounds
+from dpmf.lower_bounds._families import LowerBounds
 from soundness.problems import signal_to_noise
 from soundness.truth import gaussian_delta, true_delta
 
