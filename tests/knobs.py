@@ -1,8 +1,9 @@
 """Tuning numbers, changed at random: they may make bounds looser or slower, never wrong.
 
 Modules keep the numbers that decide tightness and speed, but not soundness, in a frozen dataclass `_Tuning` with one
-instance `_TUNING`; constants that a proof needs stand apart and are not changed here. A test draws a few changes of all
-numbers of a package at once and compares bounds with an oracle:
+instance `_TUNING`; constants that a proof needs stand apart and are not changed here. A test asks for changes of one
+number at a time (`perturbed`), or draws a few changes of all numbers of a package at once (`changed`), and compares
+bounds with an oracle:
 
     @pytest.mark.parametrize("seed", range(8))
     def test_bounds_are_sound_for_any_tuning(seed):
@@ -69,3 +70,20 @@ def changed(package: str, seed: int, factor: float = 2.0) -> Iterator[None]:
         for module in modules:
             patch.setattr(module, "_TUNING", another(module._TUNING, rng, factor))
         yield
+
+
+FACTORS = (0.4, 2.5)
+
+
+def perturbed(tuning: Any) -> Iterator[tuple[str, Any]]:
+    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed."""
+    for field in dataclasses.fields(tuning):
+        for factor in FACTORS:
+            value = _scaled(getattr(tuning, field.name), factor)
+            yield f"{field.name}={value}", dataclasses.replace(tuning, **{field.name: value})
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    if isinstance(value, bool):
+        return not value
+    return tuple(_scaled(item, factor) for item in value) if isinstance(value, tuple) else _times(value, factor)

@@ -31,15 +31,6 @@ T = TypeVar("T")
 AnyAccountant: TypeAlias = str | Accountant | PreparedAccountant
 
 
-def _checked_noise(mechanism: Mechanism, noise_multiplier: float) -> float:
-    """σ > 0, and within what double arithmetic can square and divide by."""
-    sigma = validation.positive("noise_multiplier", noise_multiplier)
-    scale = mechanism.sensitivity
-    if not 1e-70 < sigma / scale < 1e70:
-        raise validation.wrong("noise_multiplier", f"between {1e-70 * scale:.3g} and {1e70 * scale:.3g}", sigma)
-    return sigma
-
-
 def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
     return max(evaluations, key=lambda one_way: evaluations[one_way].value)
 
@@ -122,16 +113,27 @@ def delta(
     time_budget: float | None = None,
     memory_budget: float | None = None,
 ) -> PrivacyBound | Estimate:
-    """An upper bound on δ(ε) of the mechanism run with a noise multiplier; `with_lower` certifies a lower one too.
+    """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
 
-    After `time_budget` seconds, or where arrays of more than `memory_budget` bytes would be needed, the best bound
-    reached so far is returned, and `details` say so ("budget_exhausted").
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      epsilon: ε ≥ 0.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      with_lower: also certify a lower bound on δ(ε).
+      time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
+        ("budget_exhausted").
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+
+    Returns:
+      A `PrivacyBound`, or an `Estimate` from an accountant that samples.
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
-    sigma = _checked_noise(mechanism, noise_multiplier)
+    sigma = mechanism.checked_noise(noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
     with question.asked() as source:
         found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in question.directions}
@@ -154,15 +156,25 @@ def epsilon(
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
 
-    `with_lower` adds the largest ε that is certainly not reached. After `time_budget` seconds, or where arrays of more
-    than `memory_budget` bytes would be needed, the best bound reached so far is returned, and `details` say so
-    ("budget_exhausted").
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      delta: δ, strictly between 0 and 1.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      with_lower: also certify a lower bound on ε.
+      time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
+        ("budget_exhausted").
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+
+    Returns:
+      A `PrivacyBound`, or an `Estimate` from an accountant that samples.
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
-    sigma = _checked_noise(mechanism, noise_multiplier)
+    sigma = mechanism.checked_noise(noise_multiplier)
     delta = validation.probability("delta", delta)
     with question.asked() as source:
         found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in question.directions}
@@ -195,15 +207,25 @@ def profile(
     time_budget: float | None = None,
     memory_budget: float | None = None,
 ) -> PrivacyProfile:
-    """Upper bounds on δ(ε) over a grid of ε (by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸).
+    """Upper bounds on δ(ε) over a grid of ε.
 
-    `with_lower` adds certified lower bounds at the same points. Points that `time_budget` seconds or `memory_budget`
-    bytes do not reach get closed forms, and `budget_exhausted` is set.
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      epsilons: the grid; by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      with_lower: also certify lower bounds at the same points.
+      time_budget: seconds. Points that they do not reach get closed forms, and `budget_exhausted` is set.
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `budget_exhausted` is set.
+
+    Returns:
+      A `PrivacyProfile`; its `kind` says whether it holds bounds or estimates.
 
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
-    sigma = _checked_noise(mechanism, noise_multiplier)
+    sigma = mechanism.checked_noise(noise_multiplier)
     grid = None if epsilons is None else _grid(epsilons)
     with question.asked() as source:
         if grid is None:
@@ -242,9 +264,20 @@ def calibrate(
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
-    `with_lower` adds the noise multiplier below which no accountant could certify the target. After `time_budget`
-    seconds, or where arrays of more than `memory_budget` bytes would be needed, the smallest noise multiplier found so
-    far is returned, and `details` say so ("budget_exhausted").
+    Args:
+      mechanism: the strategy and the batching.
+      target_epsilon: ε > 0.
+      target_delta: δ, strictly between 0 and 1.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      relative_tolerance: how far above the smallest possible answer of the accountant the search may end.
+      with_lower: also certify a noise multiplier below which no accountant could prove the target.
+      time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
+        ("budget_exhausted").
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+
+    Returns:
+      A `Calibration`, or a `CalibrationEstimate` from an accountant that samples.
 
     Raises:
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.

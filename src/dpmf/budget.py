@@ -1,10 +1,10 @@
-"""Time and memory budgets: a deadline that long work looks at between its pieces, and sizes checked in advance.
+"""Time and memory budgets: a deadline that long work checks between its pieces, and array sizes checked in advance.
 
-`time_limit` sets the deadline of everything called inside it. `check` raises `OutOfTime` once it has passed; whoever
-has a sound answer by then catches that and returns it. Nothing is interrupted in the middle of a piece.
+`time_limit` sets the deadline of everything called inside it. `check` raises `OutOfTime` once the deadline has passed,
+and the caller that has a sound answer by then returns it. Nothing is interrupted in the middle of a piece.
 
-`memory_limit` says how many bytes of arrays whatever is called inside it may take at a time. What needs large arrays
-claims them first: `claim` raises `OutOfMemory` where they do not fit, `fitting` says how much of something does.
+`memory_limit` says how many bytes of arrays the code called inside it may hold at a time. Code that needs large arrays
+claims them first: `claim` raises `OutOfMemory` where they do not fit, and `fitting` says how many pieces do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import TypeVar
 
-MOST_BYTES = 4 * 2**30  # of one array
+MOST_BYTES = 4 * 2**30  # the largest single array where no budget is in force
 
 
 def _clock() -> float:
@@ -36,7 +36,7 @@ class OutOfMemory(Exhausted):
 
 
 class Deadline:
-    """A moment, and whether anybody was stopped by it."""
+    """A moment in time, and whether any work was stopped by it."""
 
     def __init__(self, ends: float, outer: Deadline | None) -> None:
         self.ends, self._outer = ends, outer
@@ -71,7 +71,7 @@ def time_limit(seconds: float | None) -> Iterator[Deadline]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """For closed forms that answer when a budget is over."""
+    """Lift all limits, for closed forms that answer when a budget is exhausted."""
     token, memory_token = _current.set(None), _memory.set(None)
     try:
         yield
@@ -99,7 +99,7 @@ def seconds_left() -> float:
 
 
 class MemoryLimit:
-    """A number of bytes, and whether anybody was refused some."""
+    """A number of bytes, and whether any request for memory was refused."""
 
     def __init__(self, size: float, outer: MemoryLimit | None) -> None:
         self.size, self._outer = size, outer

@@ -120,19 +120,9 @@ def mechanism_from(
     normalized: Normalized = False,
 ) -> "Mechanism":
     """Build the mechanism that the options describe."""
-    from dpmf import BallsInBins, Mechanism, strategies, validation
+    from dpmf import BallsInBins, Mechanism, strategies
 
-    validation.choice("strategy", strategy, tuple(strategies.NAMES))
-    takes = strategies.NAMES[strategy].options
-    given = {"bandwidth": bandwidth, "buffers": buffers, "file": file}
-    for option, value in given.items():
-        if value is not None and option not in takes:
-            raise ValueError(f"--{option} does not apply to --strategy {strategy}")
-        if value is None and option in takes and option not in strategies.NAMES[strategy].optional:
-            raise ValueError(f"--strategy {strategy} needs --{option}")
-    chosen = getattr(strategies, strategy)(*(value for option, value in given.items() if option in takes))
-    if normalized:
-        chosen = chosen.normalized()
+    chosen = strategies.build(strategy, bandwidth=bandwidth, buffers=buffers, file=file, normalized=normalized)
     return Mechanism(chosen, BallsInBins(epochs, batches_per_epoch, iterations))
 
 
@@ -226,10 +216,7 @@ def numbers(option: str, text: str) -> list[float]:
 def in_options(error: BaseException) -> str:
     """Return the message of an error of the Python API, with the argument replaced by its option."""
     if not isinstance(error, ArgumentError):
-        name, _, complaint = str(error).partition(" ")
-        if name not in ("file", "coefficients", "matrix"):  # the strategies do not raise ArgumentError yet
-            return str(error)
-        error = ArgumentError(name, complaint)
+        return str(error)
     option = _OPTION_OF.get(error.argument, "--" + error.argument.replace("_", "-"))
     return f"{option} {error.complaint}"
 

@@ -68,11 +68,13 @@ class Request:
         """Build the mechanism."""
         from dpmf import strategies
 
-        source = list(self.coefficients) or self.file
-        given = {"bandwidth": self.bandwidth, "buffers": self.buffers, "file": source}
-        chosen = getattr(strategies, self.strategy)(*(given[o] for o in strategies.NAMES[self.strategy].options))
-        if self.normalized:
-            chosen = chosen.normalized()
+        chosen = strategies.build(
+            self.strategy,
+            bandwidth=self.bandwidth,
+            buffers=self.buffers,
+            file=self.coefficients or self.file,
+            normalized=self.normalized,
+        )
         return Mechanism(chosen, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
 
 
