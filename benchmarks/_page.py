@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmf.report import write_atomically
+from dpmf.files import write_atomically
 from dpmf_experiments.fingerprint import package_version
 from dpmf_experiments.machine import machine
 
@@ -165,10 +165,10 @@ _MARKERS = "osDv^Px*h<>pd8"
 
 def _looks(names: list[str]) -> dict[str, dict[str, Any]]:
     """A colour, a marker and dashes for each name; markers alone tell them apart in grey."""
-    from dpmf.report import _LOOKS
+    from dpmf.report import LOOKS
 
     return {
-        name: {**_LOOKS[i % len(_LOOKS)], "marker": _MARKERS[i % len(_MARKERS)], "markersize": 5}
+        name: {**LOOKS[i % len(LOOKS)], "marker": _MARKERS[i % len(_MARKERS)], "markersize": 5}
         for i, name in enumerate(names)
     }
 

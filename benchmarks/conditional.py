@@ -36,7 +36,7 @@ ROWS: list[tuple[str, Strategy, int, int, Conditional, Direction, float]] = [
 def evaluate(prepared: PreparedConditional, sigma: float, direction: Direction) -> tuple[float, float]:
     """δ and the seconds it took."""
     start = time.perf_counter()
-    delta = prepared.delta_for_target(sigma, EPSILON, DELTA, direction).value
+    delta = prepared.delta(sigma, EPSILON, direction, DELTA).value
     return delta, time.perf_counter() - start
 
 

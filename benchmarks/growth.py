@@ -52,9 +52,9 @@ class Job:
             assert isinstance(self.accountant, Renyi)
             self.accountant.divergences(mechanism, sigma, self.orders)
         elif self.delta is not None:
-            self.accountant.prepare(mechanism).epsilon_one_way(sigma, self.delta, "remove")
+            self.accountant.prepare(mechanism).epsilon(sigma, self.delta, "remove")
         else:
-            self.accountant.prepare(mechanism).delta_one_way(sigma, EPSILON, "remove")
+            self.accountant.prepare(mechanism).delta(sigma, EPSILON, "remove")
         return max(time.process_time() - began, 1e-7)
 
     def seconds(self) -> float:

@@ -41,7 +41,7 @@ def all_orders(strategy: dpmf.strategies.Strategy, epochs: int, b: int, p: int, 
     """Seconds for the moments of all orders up to `order`, Gram matrix not counted."""
     mechanism = dpmf.Mechanism(strategy, dpmf.BallsInBins(epochs, b))
     prepared = Renyi(bandwidth=p, max_order=order, work_budget=1e15).prepare(mechanism)
-    member = prepared.members()[-1]  # of a ring: the exact one, not the cut one
+    member = prepared.bounds()[-1]  # of a ring: the exact one, not the cut one
     sigma = math.sqrt(float(mechanism.gram.max())) * 1.5
     nudge = iter(np.linspace(1, 1.001, 20))
     return best_of(lambda: member.log_moments(sigma * next(nudge), order))  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def beside_random_allocation() -> Table:
     )  # fmt: skip
     mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 1000))
     for order, peer_value, peer_seconds in peers.run("random-allocation", PEER, {"orders": [5, 10, 20, 30, 40, 50]}):
-        member = Renyi(max_order=order).prepare(mechanism).members()[0]
+        member = Renyi(max_order=order).prepare(mechanism).bounds()[0]
         seconds = all_orders(dpmf.strategies.dpsgd(), 1, 1000, 1, order)
         ours = float(member.divergences(1.1, order)[-1])  # type: ignore[attr-defined]
         ratios = (f"{peer_seconds / seconds:.2f}", f"{ours / peer_value - 1:.1e}")

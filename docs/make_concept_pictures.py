@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import dpmf
+from dpmf.files import write_atomically
 from dpmf.lower_bounds import LowerBounds
-from dpmf.report import _LOOKS, _new_figure, write_atomically
+from dpmf.report import LOOKS, new_figure
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
 
@@ -32,7 +33,7 @@ def batches() -> Any:
     shuffled = np.concatenate(
         [np.arange(b) == rng.permutation(np.repeat(np.arange(b), records // b))[:, None] for _ in range(epochs)], axis=1
     )
-    figure, axes = _new_figure(3)
+    figure, axes = new_figure(3)
     figure.set_size_inches(11, 3.2)
     for ax, name, table in zip(
         axes, ("balls in bins", "Poisson sampling", "shuffling"), (balls, poisson, shuffled), strict=True
@@ -51,9 +52,9 @@ def strategies() -> Any:
     """Coefficients of C and of its inverse, and what the noise does to prefix sums."""
     n = 100
     chosen = (dpmf.strategies.dpsgd(), dpmf.strategies.bsr(bandwidth=4), dpmf.strategies.bisr(bandwidth=4))
-    figure, axes = _new_figure(3)
+    figure, axes = new_figure(3)
     figure.set_size_inches(11, 3.2)
-    for look, strategy in zip(_LOOKS, chosen, strict=False):
+    for look, strategy in zip(LOOKS, chosen, strict=False):
         few = {**look, "markersize": 3.5}
         axes[0].plot(strategy.strategy_coef(n)[:12], label=strategy.name, **few)
         axes[1].plot(strategy.noising_coef(n)[:12], label=strategy.name, **few)
@@ -74,7 +75,7 @@ def gram() -> Any:
         (dpmf.strategies.bisr(bandwidth=4), 1),
         (dpmf.strategies.bsr(bandwidth=6), 4),
     )
-    figure, axes = _new_figure(4)
+    figure, axes = new_figure(4)
     figure.set_size_inches(12, 3.7)
     for ax, (strategy, epochs) in zip(axes, cases, strict=True):
         matrix = dpmf.Mechanism(strategy, dpmf.BallsInBins(epochs, 24)).gram
@@ -91,9 +92,9 @@ def profile() -> Any:
     sigma, grid = 2.0, np.linspace(0.0, 3.0, 13)
     bounds = LowerBounds.of(mechanism)
     below = [max(bounds.delta(sigma, e, way) for way in ("remove", "add")) for e in grid]
-    figure, (ax,) = _new_figure(1)
+    figure, (ax,) = new_figure(1)
     ax.fill_between(grid, 1e-12, below, color="0.85", label="impossible (certified)", linewidth=0)
-    for look, name in zip(_LOOKS, ("gaussian", "renyi", "chain"), strict=False):
+    for look, name in zip(LOOKS, ("gaussian", "renyi", "chain"), strict=False):
         found = dpmf.profile(mechanism, noise_multiplier=sigma, epsilons=grid, accountant=name)
         ax.plot(grid, found.deltas, label=name, markersize=3.5, **look)
     ax.set(yscale="log", xlabel="ε", ylabel="δ(ε), upper bounds", ylim=(min(below) / 2, 2))

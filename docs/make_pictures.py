@@ -25,7 +25,8 @@ from typing import Any
 
 import dpmf
 from dpmf.accountants import Accountant, Best, Conditional, Lattice, MonteCarlo, PLDAccounting, RandomAllocation, Renyi
-from dpmf.report import _LOOKS, _new_figure, write_atomically
+from dpmf.files import write_atomically
+from dpmf.report import LOOKS, new_figure
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "data" / "accountants.json"
@@ -155,13 +156,13 @@ def power(value: float) -> str:
 # --- drawing ---------------------------------------------------------------------------------------------------------
 
 LOOKS = {
-    "renyi": _LOOKS[0],
-    "conditional": _LOOKS[1],
-    "lattice": _LOOKS[2],
-    "best": _LOOKS[3],
-    "pld-accounting": _LOOKS[4],
-    "random-allocation": _LOOKS[5],
-    "monte-carlo": _LOOKS[6],
+    "renyi": LOOKS[0],
+    "conditional": LOOKS[1],
+    "lattice": LOOKS[2],
+    "best": LOOKS[3],
+    "pld-accounting": LOOKS[4],
+    "random-allocation": LOOKS[5],
+    "monte-carlo": LOOKS[6],
 }
 
 
@@ -222,7 +223,7 @@ def curve(
         return markdown([*head, "best is"] if show_winner else head, rows)
 
     def draw(found: Cells) -> Any:
-        figure, (left, right) = _new_figure(2)
+        figure, (left, right) = new_figure(2)
         for a in accountants:
             sigmas = [found[key(a, e)]["sigma"] for e in EPSILONS]
             # `best` lies on top of others: a ring around their markers.
@@ -360,7 +361,7 @@ def _epoch_table(cells: Cells) -> str:
 
 
 def _epoch_draw(cells: Cells) -> Any:
-    figure, axes = _new_figure(2)
+    figure, axes = new_figure(2)
     for ax, title in zip(axes, _epoch_lines(), strict=True):
         for a in ("renyi", "conditional"):
             plot(ax, EPOCHS, [_epoch_ratio(cells, title, k, a) for k in EPOCHS], a, LOOKS[a])
@@ -428,9 +429,9 @@ def _truncation_table(cells: Cells) -> str:
 
 
 def _truncation_draw(cells: Cells) -> Any:
-    figure, axes = _new_figure(2)
+    figure, axes = new_figure(2)
     for ax, title in zip(axes, TRUNCATION_TITLES, strict=True):
-        for look, e in zip(_LOOKS, TRUNCATION_EPSILONS, strict=False):
+        for look, e in zip(LOOKS, TRUNCATION_EPSILONS, strict=False):
             plot(ax, WIDTHS, [_truncation(cells, title, e, p) for p in WIDTHS], f"ε = {e:g}", look)
         axis(ax, "x", WIDTHS, "bandwidth kept")
         ax.axhline(1.0, color="0.4", linewidth=0.8)
@@ -482,9 +483,9 @@ def _direction_table(cells: Cells) -> str:
 
 
 def _direction_draw(cells: Cells) -> Any:
-    figure, axes = _new_figure(2)
+    figure, axes = new_figure(2)
     for ax, a in zip(axes, ("renyi", "lattice"), strict=True):
-        for look, way in zip((_LOOKS[0], _LOOKS[1]), ("remove", "add"), strict=True):
+        for look, way in zip((LOOKS[0], LOOKS[1]), ("remove", "add"), strict=True):
             plot(ax, EPSILONS, [cells[f"{a} {way}, ε={e:g}"]["sigma"] for e in EPSILONS], way, look)
         axis(ax, "x", EPSILONS, "ε")
         axis(ax, "y", (0.2, 0.5, 1, 2), "noise multiplier σ at δ = 10⁻⁵")
@@ -564,11 +565,11 @@ def _sampling_table(cells: Cells) -> str:
 
 
 def _sampling_draw(cells: Cells) -> Any:
-    figure, (left, right) = _new_figure(2)
-    for look, p in zip((_LOOKS[0], _LOOKS[1]), PROPOSALS, strict=True):
+    figure, (left, right) = new_figure(2)
+    for look, p in zip((LOOKS[0], LOOKS[1]), PROPOSALS, strict=True):
         errors = [_relative_error(cells, p, n) for n in SAMPLES]
         plot(left, SAMPLES, [None if e is None else 100 * e for e in errors], f"remove, {p}", look)
-    looks = iter((_LOOKS[0], _LOOKS[1], _LOOKS[2], _LOOKS[6]))
+    looks = iter((LOOKS[0], LOOKS[1], LOOKS[2], LOOKS[6]))
     for way in ("remove", "add"):
         for p in PROPOSALS:
             plot(right, SAMPLES, [_bound_ratio(cells, way, p, n) for n in SAMPLES], f"{way}, {p}", next(looks))
@@ -626,8 +627,8 @@ def _budget_table(cells: Cells) -> str:
 
 
 def _budget_draw(cells: Cells) -> Any:
-    figure, (ax,) = _new_figure(1)
-    for look, e in zip(_LOOKS, BUDGET_EPSILONS, strict=False):
+    figure, (ax,) = new_figure(1)
+    for look, e in zip(LOOKS, BUDGET_EPSILONS, strict=False):
         plot(ax, BUDGETS, [cells[f"ε={e:g}, work={w:g}"]["sigma"] for w in BUDGETS], f"ε = {e:g}", look)
     axis(ax, "x", BUDGETS[:-1], "work budget", names=[power(w) for w in BUDGETS[:-1]])
     axis(ax, "y", (2, 5, 10, 20, 50), "noise multiplier σ at δ = 10⁻⁵")
@@ -683,7 +684,7 @@ def _baseline_table(cells: Cells) -> str:
 
 
 def _baseline_draw(cells: Cells) -> Any:
-    figure, (left, right) = _new_figure(2)
+    figure, (left, right) = new_figure(2)
     for a in PEERS:
         row = [cells[f"{a}, σ={s:g}"] for s in SIGMAS]
         if a != "lattice":

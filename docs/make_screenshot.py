@@ -17,7 +17,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from dpmf.report import write_atomically
+from dpmf.files import write_atomically
 
 PICTURE = Path(__file__).resolve().parent / "pictures" / "explore.png"
 VIEW = "strategy=bsr&bandwidth=2&epochs=2&batches_per_epoch=20&epsilon=2&delta=1e-5"

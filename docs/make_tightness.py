@@ -26,8 +26,8 @@ from make_pictures import DELTA, calibrated, markdown, mechanism, number, power,
 
 import dpmf
 from dpmf.accountants import Best, Cascade, Chain, Conditional, MonteCarlo, Renyi
+from dpmf.files import write_atomically
 from dpmf.lower_bounds import lower_noise_multiplier
-from dpmf.report import write_atomically
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "data" / "tightness.json"

@@ -20,6 +20,7 @@ import numpy as np
 import dpmf
 from dpmf import budget, lower_bounds
 from dpmf.accountants import Accountant, Auto
+from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import DIRECTIONS, PreparedAccountant
 from dpmf.errors import CalibrationError
 from soundness.plans import Plan, accountants_for, lower_plan
@@ -118,9 +119,9 @@ class _Asker:
     def _delta(self, prepared: PreparedAccountant, epsilon: float, way: Any, target: float | None) -> Finding:
         def ask() -> float:
             if target is not None:
-                place = (self.problem.noise_multiplier, epsilon, target, way)
-                rough = (member.rough_for_target(*place) for member in prepared.members())
-                return min(prepared.delta_for_target(*place).value, *(found.value for found in rough if found), 1.0)
+                place = (self.problem.noise_multiplier, epsilon, way, target)
+                rough = (member.rough_delta(*place) for member in Least.of(prepared).bounds())
+                return min(prepared.delta(*place).value, *(found.value for found in rough if found), 1.0)
             return self._ask_delta(prepared, epsilon, way)
 
         claim, problem = _guarded(ask)

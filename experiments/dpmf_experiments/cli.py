@@ -189,7 +189,8 @@ def export(
     full: Full = False,
 ) -> None:
     """Write all numbers as JSON, to be kept beside the pictures."""
-    from dpmf.report import checked_output, write_atomically
+    from dpmf.files import write_atomically
+    from dpmf.report import checked_output
     from dpmf_experiments.store import export as as_json
 
     checked_output(output, (".json",))
@@ -206,7 +207,8 @@ def report(
     full: Full = False,
 ) -> None:
     """Write the page that shows all figures and compares them with the paper's claims."""
-    from dpmf.report import checked_output, write_atomically
+    from dpmf.files import write_atomically
+    from dpmf.report import checked_output
     from dpmf_experiments.page import page
 
     checked_output(output, (".md",))

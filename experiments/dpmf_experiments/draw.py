@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpmf.report import write_atomically
+from dpmf.files import write_atomically
 from dpmf_experiments.spec import Cell, FigureSpec, Line, Panel
 
 Results = Mapping[Cell, Mapping[str, Any]]

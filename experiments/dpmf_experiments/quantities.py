@@ -156,14 +156,14 @@ def seconds(
         target = mechanism_of(mechanism)
         began = time.process_time()
         prepared = accountant_of(accountant).prepare(target)
-        value = prepared.delta_one_way(sigma, epsilon, _one_way(direction)).value
+        value = prepared.delta(sigma, epsilon, _one_way(direction)).value
         return time.process_time() - began, prepared, value
 
     first, prepared, first_delta = from_scratch()
     if first < 5:  # it may have had a kernel to compile
         first = min(first, from_scratch()[0])
     began = time.process_time()
-    prepared.delta_one_way(1.01 * sigma, epsilon, _one_way(direction))
+    prepared.delta(1.01 * sigma, epsilon, _one_way(direction))
     after = time.process_time() - began
     return {"first": first, "next": after, "delta": first_delta, "machine": this_machine()}
 

@@ -46,8 +46,7 @@ class MechanismSpec:
 
 def mechanism_of(plain: Mapping[str, Any]) -> dpmf.Mechanism:
     """The mechanism that a cell's parameters name."""
-    options = {"bandwidth": plain["bandwidth"]} if "bandwidth" in plain else {}
-    strategy = getattr(dpmf.strategies, plain["strategy"])(**options)
+    strategy = dpmf.strategies.build(plain["strategy"], bandwidth=plain.get("bandwidth"))
     return dpmf.Mechanism(strategy, dpmf.BallsInBins(plain["epochs"], plain["batches"]))
 
 

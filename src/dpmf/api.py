@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from dpmf import budget, validation
-from dpmf import lower_bounds as lower
+from dpmf import budget, lower_bounds, validation
+from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import (
     RELATIONS,
     Accountant,
@@ -20,67 +20,86 @@ from dpmf.accountants.protocol import (
     directions_of,
 )
 from dpmf.accountants.registry import resolve
-from dpmf.errors import CalibrationError
-from dpmf.in_time import InTime
+from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
 
 DEFAULT_ACCOUNTANT = "best"
+T = TypeVar("T")
 
 # A name, an accountant with options, or one prepared for this mechanism already (to share its work between calls).
 AnyAccountant: TypeAlias = str | Accountant | PreparedAccountant
-
-
-def _checked(mechanism: Mechanism, direction: str) -> tuple[Direction, ...]:
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-    return directions_of(validation.choice("direction", direction, RELATIONS))
-
-
-def _prepared(accountant: AnyAccountant, mechanism: Mechanism) -> PreparedAccountant:
-    if not isinstance(accountant, PreparedAccountant):
-        return resolve(accountant).prepare(mechanism)
-    if accountant.mechanism is not mechanism:
-        raise ValueError(f"accountant must be prepared for this mechanism, got one for {accountant.mechanism.name}")
-    return accountant
-
-
-def _checked_noise(mechanism: Mechanism, noise_multiplier: float) -> float:
-    """σ > 0, and within what double arithmetic can square and divide by."""
-    sigma = validation.positive("noise_multiplier", noise_multiplier)
-    scale = mechanism.sensitivity
-    if not 1e-70 < sigma / scale < 1e70:
-        raise validation.wrong("noise_multiplier", f"between {1e-70 * scale:.3g} and {1e70 * scale:.3g}", sigma)
-    return sigma
 
 
 def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
     return max(evaluations, key=lambda one_way: evaluations[one_way].value)
 
 
-_LOWER_SHARE = 0.2  # of a time budget
+_LOWER_SHARE = 0.2  # the part of a time budget that certified lower bounds may take
 
 
-def _shares(time_budget: float | None, with_lower: bool) -> tuple[float | None, float | None]:
-    """Seconds for the upper and for the lower bound."""
-    validation.flag("with_lower", with_lower)
-    if time_budget is None:
-        return None, None
-    seconds = validation.positive("time_budget", time_budget)
-    share = _LOWER_SHARE if with_lower else 0.0
-    return (1 - share) * seconds, share * seconds
+class _Question:
+    """A question to an accountant within budgets of time and memory, and what came of it."""
 
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        accountant: AnyAccountant,
+        direction: str,
+        with_lower: bool,
+        time_budget: float | None,
+        memory_budget: float | None,
+    ) -> None:
+        if not isinstance(mechanism, Mechanism):
+            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        self.directions = directions_of(validation.choice("direction", direction, RELATIONS))
+        self._mechanism, self._relation = mechanism, direction
+        self._with_lower = validation.flag("with_lower", with_lower)
+        self._seconds = None if time_budget is None else validation.positive("time_budget", time_budget)
+        self._bytes = None if memory_budget is None else validation.positive("memory_budget", memory_budget)
+        self._accountant = accountant if isinstance(accountant, PreparedAccountant) else resolve(accountant)
+        if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
+            given = accountant.mechanism.name
+            raise ArgumentError("accountant", f"must be prepared for this mechanism, got one for {given}")
+        self.name, self.kind, self.late = self._accountant.name, "bound", False
 
-@contextmanager
-def _within(
-    seconds: float | None, size: float | None, accountant: AnyAccountant, mechanism: Mechanism, direction: str
-) -> Iterator[InTime]:
-    """The accountant, asked within a budget of seconds and bytes."""
-    name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name
-    size = None if size is None else validation.positive("memory_budget", size)
-    with budget.time_limit(seconds) as deadline, budget.memory_limit(size) as memory:
-        prepare = lambda: _prepared(accountant, mechanism).for_relation(direction)  # noqa: E731 - it belongs here
-        yield InTime(name, prepare, mechanism, deadline, memory)
+    @contextmanager
+    def asked(self) -> Iterator[Least]:
+        """The accountant, within the budgets less what lower bounds may take."""
+        seconds = self._seconds
+        if seconds is not None and self._with_lower:
+            seconds *= 1 - _LOWER_SHARE
+        with budget.time_limit(seconds) as deadline, budget.memory_limit(self._bytes) as memory:
+            if isinstance(self._accountant, PreparedAccountant):
+                source = Least.of(self._accountant, self._relation)
+            else:
+                source = Least.within_budget(self._accountant, self._mechanism, self._relation)
+            self.kind = source.kind
+            yield source
+            self.late = deadline.passed or memory.passed
+
+    def lower(self, bound: Callable[[], T]) -> T | None:
+        """Certified lower bounds, where they were asked for."""
+        if not self._with_lower:
+            return None
+        seconds = None if self._seconds is None else _LOWER_SHARE * self._seconds
+        with budget.time_limit(seconds), budget.memory_limit(self._bytes):
+            return bound()
+
+    def answer(
+        self, found: dict[Direction, Evaluation], binding: Direction, lower: float | None, **numbers: float
+    ) -> dict[str, Any]:
+        """The fields of a result."""
+        late = {"budget_exhausted": True} if self.late else {}
+        return {
+            "direction": self._relation,
+            "binding": binding,
+            "accountant": self.name,
+            "details": {way: {"value": e.value, **e.details, **late} for way, e in found.items()},
+            "lower": lower,
+            **numbers,
+            **({} if self.kind == "bound" else {"kind": self.kind}),
+        }
 
 
 def delta(
@@ -94,27 +113,34 @@ def delta(
     time_budget: float | None = None,
     memory_budget: float | None = None,
 ) -> PrivacyBound | Estimate:
-    """An upper bound on δ(ε) of the mechanism run with a noise multiplier; `with_lower` certifies a lower one too.
+    """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
 
-    After `time_budget` seconds, or where arrays of more than `memory_budget` bytes would be needed, the best bound
-    reached so far is returned, and `details` say so ("budget_exhausted").
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      epsilon: ε ≥ 0.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      with_lower: also certify a lower bound on δ(ε).
+      time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
+        ("budget_exhausted").
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+
+    Returns:
+      A `PrivacyBound`, or an `Estimate` from an accountant that samples.
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
-    directions = _checked(mechanism, direction)
-    sigma = _checked_noise(mechanism, noise_multiplier)
+    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
+    sigma = mechanism.checked_noise(noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    above_seconds, below_seconds = _shares(time_budget, with_lower)
-    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
-        found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in directions}
+    with question.asked() as source:
+        found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = None
-    if with_lower:
-        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
-            below = lower.lower_delta(mechanism, sigma, epsilon, direction)
-    answer = (sigma, epsilon, found[binding].value, direction, binding, source.name, source.details(found), below)
-    return PrivacyBound(*answer) if source.kind == "bound" else Estimate(*answer, kind=source.kind)
+    below = question.lower(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, direction))
+    answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[binding].value)
+    return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
 
 def epsilon(
@@ -130,26 +156,32 @@ def epsilon(
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
 
-    `with_lower` adds the largest ε that is certainly not reached. After `time_budget` seconds, or where arrays of more
-    than `memory_budget` bytes would be needed, the best bound reached so far is returned, and `details` say so
-    ("budget_exhausted").
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      delta: δ, strictly between 0 and 1.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      with_lower: also certify a lower bound on ε.
+      time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
+        ("budget_exhausted").
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+
+    Returns:
+      A `PrivacyBound`, or an `Estimate` from an accountant that samples.
 
     **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
     accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
-    directions = _checked(mechanism, direction)
-    sigma = _checked_noise(mechanism, noise_multiplier)
+    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
+    sigma = mechanism.checked_noise(noise_multiplier)
     delta = validation.probability("delta", delta)
-    above_seconds, below_seconds = _shares(time_budget, with_lower)
-    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
-        found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in directions}
+    with question.asked() as source:
+        found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = None
-    if with_lower:
-        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
-            below = lower.lower_epsilon(mechanism, sigma, delta, direction)
-    answer = (sigma, found[binding].value, delta, direction, binding, source.name, source.details(found), below)
-    return PrivacyBound(*answer) if source.kind == "bound" else Estimate(*answer, kind=source.kind)
+    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, direction))
+    answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=found[binding].value, delta=delta)
+    return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
 
 def _grid(epsilons: object) -> np.ndarray:
@@ -175,30 +207,47 @@ def profile(
     time_budget: float | None = None,
     memory_budget: float | None = None,
 ) -> PrivacyProfile:
-    """Upper bounds on δ(ε) over a grid of ε (by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸).
+    """Upper bounds on δ(ε) over a grid of ε.
 
-    `with_lower` adds certified lower bounds at the same points. Points that `time_budget` seconds or `memory_budget`
-    bytes do not reach get closed forms, and `budget_exhausted` is set.
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      epsilons: the grid; by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      with_lower: also certify lower bounds at the same points.
+      time_budget: seconds. Points that they do not reach get closed forms, and `budget_exhausted` is set.
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `budget_exhausted` is set.
+
+    Returns:
+      A `PrivacyProfile`; its `kind` says whether it holds bounds or estimates.
 
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
-    directions = _checked(mechanism, direction)
-    sigma = _checked_noise(mechanism, noise_multiplier)
+    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
+    sigma = mechanism.checked_noise(noise_multiplier)
     grid = None if epsilons is None else _grid(epsilons)
-    above_seconds, below_seconds = _shares(time_budget, with_lower)
-    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
+    with question.asked() as source:
         if grid is None:
-            top = max(source.epsilon(sigma, 1e-8, one_way).value for one_way in directions)
+            top = max(source.epsilon(sigma, 1e-8, one_way).value for one_way in question.directions)
             grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
         by_direction: dict[str, np.ndarray] = {
-            one_way: np.asarray(source.deltas(sigma, grid.tolist(), one_way)) for one_way in directions
+            one_way: np.asarray(source.deltas(sigma, grid.tolist(), one_way)) for one_way in question.directions
         }
     deltas = np.max(list(by_direction.values()), axis=0)
-    below = None
-    if with_lower:
-        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
-            below = np.array([lower.lower_delta(mechanism, sigma, float(e), direction) for e in grid])
-    return PrivacyProfile(sigma, grid, deltas, by_direction, direction, source.name, source.kind, below, source.late)
+    points = grid.tolist()
+    below = question.lower(lambda: np.array([lower_bounds.lower_delta(mechanism, sigma, e, direction) for e in points]))
+    return PrivacyProfile(
+        noise_multiplier=sigma,
+        epsilons=grid,
+        deltas=deltas,
+        by_direction=by_direction,
+        direction=direction,
+        accountant=question.name,
+        kind=question.kind,
+        lower=below,
+        budget_exhausted=question.late,
+    )
 
 
 def calibrate(
@@ -215,9 +264,20 @@ def calibrate(
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
-    `with_lower` adds the noise multiplier below which no accountant could certify the target. After `time_budget`
-    seconds, or where arrays of more than `memory_budget` bytes would be needed, the smallest noise multiplier found so
-    far is returned, and `details` say so ("budget_exhausted").
+    Args:
+      mechanism: the strategy and the batching.
+      target_epsilon: ε > 0.
+      target_delta: δ, strictly between 0 and 1.
+      accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
+      direction: the neighbouring relation: "remove", "add" or "both".
+      relative_tolerance: how far above the smallest possible answer of the accountant the search may end.
+      with_lower: also certify a noise multiplier below which no accountant could prove the target.
+      time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
+        ("budget_exhausted").
+      memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+
+    Returns:
+      A `Calibration`, or a `CalibrationEstimate` from an accountant that samples.
 
     Raises:
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.
@@ -225,20 +285,19 @@ def calibrate(
     **Formal guarantees.** In every direction asked for, the accountant's bound was evaluated at the noise multiplier
     returned and met the target.
     """
-    directions = _checked(mechanism, direction)
+    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     epsilon = validation.positive("target_epsilon", target_epsilon)
     delta = validation.probability("target_delta", target_delta)
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
-    above_seconds, below_seconds = _shares(time_budget, with_lower)
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
     start = mechanism.sensitivity
-    binding = directions[0]
-    with _within(above_seconds, memory_budget, accountant, mechanism, direction) as source:
-        for one_way in directions:
+    binding = question.directions[0]
+    with question.asked() as source:
+        for one_way in question.directions:
             if sigma:
                 # The σ of the direction before often does for this one too: one evaluation tells.
-                known = source.first_to_meet(sigma, epsilon, delta, one_way)
+                known = source.delta(sigma, epsilon, one_way, delta)
                 if known.value <= delta:
                     found[one_way] = known
                     continue
@@ -246,17 +305,15 @@ def calibrate(
             binding = one_way
         # Directions before the binding one were evaluated at a smaller σ. That bound holds at this one too (more noise,
         # a smaller G/σ²), and stays where there is no time for another.
-        for one_way in directions[: directions.index(binding)]:
-            if not source.late:
-                found[one_way] = source.first_to_meet(sigma, epsilon, delta, one_way)
+        for one_way in question.directions[: question.directions.index(binding)]:
+            if not found[binding].details.get("budget_exhausted"):
+                found[one_way] = source.delta(sigma, epsilon, one_way, delta)
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {source.name} is not monotone around noise multiplier {sigma:g}")
-    below = None
-    if with_lower:
-        with budget.time_limit(below_seconds), budget.memory_limit(memory_budget):
-            below = lower.lower_noise_multiplier(mechanism, epsilon, delta, direction)
-    answer = (sigma, epsilon, found[worst].value, direction, binding, source.name, source.details(found), below)
-    if source.kind == "bound":
-        return Calibration(*answer, target_epsilon=epsilon, target_delta=delta)
-    return CalibrationEstimate(*answer, kind=source.kind, target_epsilon=epsilon, target_delta=delta)
+    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, direction))
+    answer = question.answer(
+        found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[worst].value,
+        target_epsilon=epsilon, target_delta=delta,
+    )  # fmt: skip
+    return Calibration(**answer) if question.kind == "bound" else CalibrationEstimate(**answer)

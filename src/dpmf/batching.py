@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 from dpmf import validation
 
-MAX_ITERATIONS = 10**8  # a handful of arrays of N doubles are held
+MAX_ITERATIONS = 10**8  # accounting holds a handful of arrays of N doubles
 
 
 @dataclass(frozen=True, init=False)
 class BallsInBins:
     """Balls-in-bins ("random allocation") batching.
 
+    Each record is assigned to one of b bins, once, independently and uniformly. Bin i is the batch of the iterations i,
+    i + b, i + 2b, ...
+
     Attributes:
-      epochs: k, how often the bins are gone through.
+      epochs: k, how often every bin is used.
       batches_per_epoch: b, the number of bins.
-      iterations: N; k·b unless the last epoch is cut off, (k−1)·b < N ≤ k·b, and never less than b.
+      iterations: N, by default k·b. A smaller N with (k−1)·b < N and b ≤ N cuts off the last epoch.
     """
 
     epochs: int
@@ -42,12 +45,13 @@ class BallsInBins:
 
     @classmethod
     def from_iterations(cls, iterations: int, batches_per_epoch: int) -> BallsInBins:
-        """N iterations over b bins, with as many epochs as that takes."""
+        """Return the batching for N iterations over b bins, with as many epochs as that takes."""
         n = validation.integer("iterations", iterations, at_least=1)
         b = validation.integer("batches_per_epoch", batches_per_epoch, at_least=1)
         return cls(math.ceil(n / b), b, n)
 
     @property
     def name(self) -> str:
+        """How the batching prints, e.g. ``k=10, b=100``."""
         cut = "" if self.iterations == self.epochs * self.batches_per_epoch else f", N={self.iterations}"
         return f"k={self.epochs}, b={self.batches_per_epoch}{cut}"

@@ -1,21 +1,22 @@
-"""Time and memory budgets: a deadline that long work looks at between its pieces, and sizes checked in advance.
+"""Time and memory budgets: a deadline that long work checks between its pieces, and array sizes checked in advance.
 
-`time_limit` sets the deadline of everything called inside it. `check` raises `OutOfTime` once it has passed; whoever
-has a sound answer by then catches that and returns it. Nothing is interrupted in the middle of a piece.
+`time_limit` sets the deadline of everything called inside it. `check` raises `OutOfTime` once the deadline has passed,
+and the caller that has a sound answer by then returns it. Nothing is interrupted in the middle of a piece.
 
-`memory_limit` says how many bytes of arrays whatever is called inside it may take at a time. What needs large arrays
-claims them first: `claim` raises `OutOfMemory` where they do not fit, `fitting` says how much of something does.
+`memory_limit` says how many bytes of arrays the code called inside it may hold at a time. Code that needs large arrays
+claims them first: `claim` raises `OutOfMemory` where they do not fit, and `fitting` says how many pieces do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
+from typing import TypeVar
 
-MOST_BYTES = 4 * 2**30  # of one array
+MOST_BYTES = 4 * 2**30  # the largest single array where no budget is in force
 
 
 def _clock() -> float:
@@ -27,15 +28,15 @@ class Exhausted(Exception):
 
 
 class OutOfTime(Exhausted):
-    """The time budget did."""
+    """Raised when the time budget is exhausted."""
 
 
 class OutOfMemory(Exhausted):
-    """The memory budget did."""
+    """Raised when the memory budget is exhausted."""
 
 
 class Deadline:
-    """A moment, and whether anybody was stopped by it."""
+    """A moment in time, and whether any work was stopped by it."""
 
     def __init__(self, ends: float, outer: Deadline | None) -> None:
         self.ends, self._outer = ends, outer
@@ -70,7 +71,7 @@ def time_limit(seconds: float | None) -> Iterator[Deadline]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """For closed forms that answer when a budget is over."""
+    """Lift all limits, for closed forms that answer when a budget is exhausted."""
     token, memory_token = _current.set(None), _memory.set(None)
     try:
         yield
@@ -98,7 +99,7 @@ def seconds_left() -> float:
 
 
 class MemoryLimit:
-    """A number of bytes, and whether anybody was refused some."""
+    """A number of bytes, and whether any request for memory was refused."""
 
     def __init__(self, size: float, outer: MemoryLimit | None) -> None:
         self.size, self._outer = size, outer
@@ -123,6 +124,37 @@ def memory_limit(size: float | None) -> Iterator[MemoryLimit]:
         yield limit
     finally:
         _memory.reset(token)
+
+
+T = TypeVar("T")
+
+
+def as_far_as_it_goes(items: Iterable[T]) -> list[T]:
+    """The items that are made before a budget ends."""
+    found: list[T] = []
+    try:
+        for item in items:
+            found.append(item)
+    except Exhausted:
+        pass
+    return found
+
+
+def attempt(work: Callable[[], T], otherwise: T) -> T:
+    """The result of some work; `otherwise` where the memory budget does not allow it."""
+    try:
+        return work()
+    except OutOfMemory:
+        return otherwise
+
+
+def finished(work: Callable[[], None]) -> bool:
+    """Do some work, and say whether it came to its end before the time budget did."""
+    try:
+        work()
+    except OutOfTime:
+        return False
+    return True
 
 
 def limited() -> bool:

@@ -1,21 +1,36 @@
-"""The smallest noise multiplier that meets a target, found from the sound side."""
+"""The least noise multiplier with which one of several bounds meets a target.
+
+All bounds are compared at one noise multiplier, roughly, and only the smallest are followed to their roots. No choice
+made here decides whether a bound holds: the noise multiplier returned was evaluated, and its bound met the target.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from dpmf import budget
-from dpmf.accountants.protocol import LITTLE_HOPE, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.search import LARGEST_RATIO, least_noise
 
-_CRUDE = 0.1  # relative tolerance of the σ at which bounds are compared
-_STRIDE = 0.5  # first step of log σ
-_USUAL_STEEPNESS = 6.0  # −d log δ/d log σ, where nothing is known
-_CLEARLY = 1.3  # an estimate this many times below the target is taken to meet it
-_CLOSE = 2.0  # a bound smaller than the target by no more than this says that σ is close to the root
+LITTLE_HOPE = 1.04  # a rough bound that exceeds its roughness times the target by this factor is taken to miss it
+_CRUDE = 0.1  # bounds are compared at a σ that is found to this relative tolerance
+_STRIDE = 0.5  # the largest first step in log σ
+_USUAL_STEEPNESS = 6.0  # −d log δ/d log σ that is assumed before two evaluations show it
+_CLEARLY = 1.3  # an estimate below the target by more than this factor is taken to meet it
+_CLOSE = 2.0  # σ is close to the root where the bound is below the target by at most this factor
+
+
+class LeastNoise(NamedTuple):
+    """The least noise multiplier found that meets a target, the bound evaluated there, and whose bound it is."""
+
+    noise_multiplier: float
+    evaluation: Evaluation
+    bound: PreparedAccountant
 
 
 def calibrate_one_way(
@@ -25,27 +40,43 @@ def calibrate_one_way(
     direction: Direction,
     start: float,
     relative_tolerance: float,
-    best: tuple[float, Evaluation, PreparedAccountant] | None = None,
+    best: LeastNoise | None = None,
     enough: float = 0.0,
     coarse_tolerance: float = 0.0,
-) -> tuple[float, Evaluation, PreparedAccountant]:
-    """The least σ over several bounds: all are compared at one σ, and only the smallest are followed to their roots.
+) -> LeastNoise:
+    """The least noise multiplier with which one of several bounds meets (ε, δ) in one direction.
 
-    `best` is what other accountants reached already. A σ of at most `enough` is as good as any: the first member that
-    meets the target there is searched to `coarse_tolerance` only. Where the time budget ends, the best so far is
-    returned; `OutOfTime` where there is none.
+    Args:
+      members: the bounds, the likely winner first.
+      epsilon: the target ε.
+      delta: the target δ.
+      direction: "remove" or "add".
+      start: the noise multiplier at which to look first.
+      relative_tolerance: how close to the root of the best bound the search ends.
+      best: what other bounds have reached already.
+      enough: a noise multiplier that is as good as any smaller one. The first member that meets the target there is
+        searched to `coarse_tolerance` only.
+      coarse_tolerance: see `enough`.
+
+    Returns:
+      The least noise multiplier found. Where the time budget ends the search, that is the least found until then.
+
+    Raises:
+      CalibrationError: no member meets the target.
+      OutOfTime: the time budget ended before any noise multiplier was found.
     """
     reasons = [member.unreachable(epsilon, delta, direction) for member in members]
     able = [member for member, reason in zip(members, reasons, strict=True) if reason is None]
     contest = _Contest(able, epsilon, delta, direction, best)
-    try:
+
+    def run() -> None:
         if best is None or not enough > 0:
             contest.run(start, relative_tolerance)
         elif best[0] > enough:
             contest.run_to(enough, relative_tolerance, coarse_tolerance)
-    except budget.OutOfTime:
-        if contest.best is None:
-            raise
+
+    if not budget.finished(run) and contest.best is None:
+        raise budget.OutOfTime
     if contest.best is None:
         if not able:
             raise CalibrationError(str(reasons[-1]))
@@ -56,7 +87,7 @@ def calibrate_one_way(
 
 
 class _Contest:
-    """Which of several bounds meets a target with the least σ: no choice made here decides whether a bound holds."""
+    """The comparison of several bounds for one target, and what they have answered so far."""
 
     def __init__(
         self,
@@ -64,7 +95,7 @@ class _Contest:
         epsilon: float,
         delta: float,
         direction: Direction,
-        best: tuple[float, Evaluation, PreparedAccountant] | None,
+        best: LeastNoise | None,
     ) -> None:
         self._members, self._epsilon, self._delta, self._direction = members, epsilon, delta, direction
         self.best = best
@@ -84,7 +115,7 @@ class _Contest:
         self._follow(common, bounds, tolerance)
 
     def run_to(self, enough: float, tolerance: float, coarse: float) -> None:
-        """From a known answer towards `enough`."""
+        """Search downwards from a known answer until σ is at most `enough`."""
         bounds: dict[int, float] = {}
         for place in range(len(self._members)):
             bounds[place] = self._estimate(place, enough)
@@ -97,17 +128,17 @@ class _Contest:
             self._follow(enough, bounds, tolerance)
 
     def _follow(self, common: float, bounds: dict[int, float], tolerance: float) -> None:
-        """To the roots of the smallest bounds, the smallest first."""
+        """Search for the roots of the smallest bounds, the smallest bound first."""
         assert self.best is not None
         order = sorted(bounds, key=lambda place: bounds[place])
-        # A bound that fails at one σ fails at smaller ones; of two that fail, the larger one may have the smaller root,
-        # the more so the farther away that is, because slopes differ.
+        # A bound that misses the target at one σ misses it at smaller ones. Of two bounds that miss it, the larger one
+        # may still have the smaller root because slopes differ; the farther away the root, the larger that margin is.
         least = bounds[order[0]]
         reach = self._delta if least <= self._delta else least * math.exp(0.05 + 0.7 * self._excess(least))
         for place in order:
             if bounds[place] > reach:
                 return
-            # The winner of the comparison is known at `common` already; the others have to beat it.
+            # The winner of the comparison starts from `common`, where it is known; the others have to beat its answer.
             near = self.best[0] * (1 - tolerance)
             if place == order[0] and bounds[place] <= self._delta:
                 near = common
@@ -116,14 +147,14 @@ class _Contest:
             self._search(place, near, tolerance, self._stride(place, near, tolerance))
 
     def _meets(self, place: int, sigma: float) -> bool:
-        """Whether a bound meets the target; where its estimate is far from that, this decides."""
+        """Whether a bound meets the target. Far from the target, the rough estimate alone decides."""
         estimate = self._estimate(place, sigma)
         if not self._delta / _CLEARLY <= estimate <= self._delta * LITTLE_HOPE:
             return estimate <= self._delta
         return self._evaluate(place, sigma).value <= self._delta
 
     def _compare(self, crude: float, common: float) -> tuple[float, dict[int, float]]:
-        """All bounds at one σ, which is moved until it is close to the root of the smallest."""
+        """Estimates of all bounds at one σ, which is moved until it is close to the root of the smallest bound."""
         places = list(range(len(self._members)))
         while True:
             bounds = {place: self._estimate(place, common) for place in places}
@@ -135,7 +166,7 @@ class _Contest:
             if self.best[0] >= common * (1 - crude / 4):
                 return common, bounds
             common = self.best[0]
-            # A bound that fails at one σ fails at smaller ones.
+            # A bound that misses the target at one σ misses it at smaller ones.
             places = [place for place in places if bounds[place] <= self._delta]
 
     def _excess(self, value: float) -> float:
@@ -150,34 +181,27 @@ class _Contest:
     def _evaluate(self, place: int, sigma: float) -> Evaluation:
         if (place, sigma) not in self._asked:
             budget.check()
-            member = self._members[place]
-            try:
-                found = member.delta_for_target(sigma, self._epsilon, self._delta, self._direction)
-            except budget.OutOfMemory:  # whoever needs less may win
-                found = Evaluation(1.0)
-            self._asked[place, sigma] = found
+            ask = partial(self._members[place].delta, sigma, self._epsilon, self._direction, self._delta)
+            # Where memory does not suffice, the bound is 1: a bound that needs less may still win.
+            self._asked[place, sigma] = budget.attempt(ask, Evaluation(1.0))
         return self._asked[place, sigma]
 
     def _roughly(self, place: int, sigma: float) -> Evaluation | None:
         if (place, sigma) not in self._rough:
             budget.check()
-            member = self._members[place]
-            try:
-                found = member.rough_for_target(sigma, self._epsilon, self._delta, self._direction)
-            except budget.OutOfMemory:
-                found = None
-            self._rough[place, sigma] = found
+            ask = partial(self._members[place].rough_delta, sigma, self._epsilon, self._direction, self._delta)
+            self._rough[place, sigma] = budget.attempt(ask, None)
         return self._rough[place, sigma]
 
     def _estimate(self, place: int, sigma: float) -> float:
-        """About the bound: from the rough one where there is such, and the bound itself is not known yet."""
+        """An estimate of the bound, from its rough version where there is one and the bound itself is not known."""
         rough = None if (place, sigma) in self._asked else self._roughly(place, sigma)
         if rough is None:
             return self._evaluate(place, sigma).value
         return rough.value / self._members[place].roughness
 
     def _search(self, place: int, near: float, tolerance: float, step: float) -> None:
-        """To the root of a bound; a rough one will do where the tolerance is, and leads there from afar."""
+        """Search for the root of a bound: with rough bounds first, with fine bounds near the answer."""
         close = (place, near) in self._asked
 
         def evaluate(sigma: float) -> Evaluation:
@@ -190,7 +214,7 @@ class _Contest:
             roughness=self._members[place].roughness,
         )  # fmt: skip
         if found is not None and (self.best is None or found[0] < self.best[0]):
-            self.best = (*found, self._members[place])
+            self.best = LeastNoise(*found, self._members[place])
 
     def _steepness(self) -> float:
         """−d log δ/d log σ between the two evaluations of one bound, both rough or neither, closest to the target."""

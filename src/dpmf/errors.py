@@ -1,4 +1,4 @@
-"""Errors that a caller may want to tell apart."""
+"""The errors that a caller may want to tell apart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ class ArgumentError(ValueError):
 
     Attributes:
       argument: the name of the argument, as in the signature of the function that was called.
+      complaint: what is wrong with it. The message is the two, one after the other.
     """
 
     def __init__(self, argument: str, complaint: str) -> None:
@@ -27,8 +28,9 @@ class MissingExtraError(ImportError):
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
+    """Return the error that says which extra to install for a purpose that needs a package."""
     return MissingExtraError(f"{purpose} needs {package}: pip install 'dpmf[{extra}]'")
 
 
 class TrainingError(RuntimeError):
-    """Going on would no longer be the mechanism that was accounted for, or training cannot go on."""
+    """Training cannot continue, or would no longer be the mechanism that was accounted for."""

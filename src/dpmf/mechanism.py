@@ -11,6 +11,7 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.batching import BallsInBins
+from dpmf.errors import ArgumentError
 from dpmf.gram.means import folded_column, gram_matrix, mean_rows
 from dpmf.gram.sums import GramSums, gram_sums, sum_of_squares, toeplitz_lags
 from dpmf.numerics import UNIT, Array
@@ -19,7 +20,12 @@ from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Strategy × batching: all an accountant needs to know, apart from the noise multiplier."""
+    """A strategy and a batching, which is all an accountant needs to know apart from the noise multiplier.
+
+    Attributes:
+      strategy: the matrix C. Optimised strategies are filled in with what they optimise for.
+      batching: how records are assigned to batches.
+    """
 
     strategy: Strategy
     batching: BallsInBins
@@ -35,6 +41,7 @@ class Mechanism:
 
     @property
     def name(self) -> str:
+        """How the mechanism prints, e.g. ``BSR(p=4), k=10, b=100``."""
         return f"{self.strategy.name}, {self.batching.name}"
 
     @cached_property
@@ -65,14 +72,14 @@ class Mechanism:
 
     @cached_property
     def gram_sums(self) -> GramSums:
-        """The diagonal and the sum of the Gram matrix, which need not be made for them."""
+        """The diagonal and the sum of the Gram matrix, which are found without forming it."""
         if "gram" in self.__dict__:
             return GramSums(np.diagonal(self.gram), float(self.gram.sum()))
         return gram_sums(self.strategy, self.batching)
 
     @cached_property
     def lags(self) -> Array:
-        """For each d < b a number that no entry G[i, i+d] exceeds; for Toeplitz strategies without making G."""
+        """For each d < b an upper bound on all entries G[i, i+d]; for Toeplitz strategies G is not formed for it."""
         if isinstance(self.strategy, ToeplitzStrategy):
             return toeplitz_lags(self.strategy, self.batching)
         upper = self.gram_upper()
@@ -81,22 +88,30 @@ class Mechanism:
     @cached_property
     def sensitivity(self) -> float:
         """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
-        if isinstance(self.strategy, ToeplitzStrategy):  # the first mean is the longest; no b × b matrix is needed
+        if isinstance(self.strategy, ToeplitzStrategy):  # the first mean has the largest norm
             return math.sqrt(self._ordinary(sum_of_squares(folded_column(self.strategy, self.batching))))
         return math.sqrt(self._ordinary(float(self.gram_sums.diagonal.max())))
 
     def _ordinary(self, largest: float) -> float:
-        """The largest entry of G, where it is neither so large nor so small that squares leave the range of double."""
-        # Underflow could hide some of the sensitivity.
+        """Return the largest entry of G, or refuse a strategy with entries so large or small that squares would not be
+        doubles: underflow could hide some of the sensitivity."""
         if not 1e-150 < largest < 1e150:
             size = "large" if largest > 1 else "small"
-            raise ValueError(
-                f"strategy must have entries of ordinary size, those of {self.strategy.name} are too {size}"
+            raise ArgumentError(
+                "strategy", f"must have entries of ordinary size, those of {self.strategy.name} are too {size}"
             )
         return largest
 
+    def checked_noise(self, noise_multiplier: float) -> float:
+        """A noise multiplier that double arithmetic can square and divide by; an error for any other."""
+        sigma = validation.positive("noise_multiplier", noise_multiplier)
+        scale = self.sensitivity
+        if not 1e-70 < sigma / scale < 1e70:
+            raise validation.wrong("noise_multiplier", f"between {1e-70 * scale:.3g} and {1e70 * scale:.3g}", sigma)
+        return sigma
+
     def mean_rows(self) -> Iterator[tuple[int, Array]]:
-        """The mixture means by iteration, in blocks of rows."""
+        """Iterate over the mixture means, one row per iteration, in blocks of rows (see `gram.means.mean_rows`)."""
         return mean_rows(self.strategy, self.batching)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Tables, files and pictures made from results. Knows the public API only."""
+"""Tables, files and pictures made from results. This module knows the public API only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmf import api, validation
-from dpmf.errors import CalibrationError
+from dpmf.errors import ArgumentError, CalibrationError
+from dpmf.files import write_atomically
+from dpmf.formatting import given, lower, upper
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from dpmf.mechanism import Mechanism
     from dpmf.results import Estimate, PrivacyBound, PrivacyProfile
 
-# Told apart in grey as well: every line has its own dash pattern and marker.
-_LOOKS: list[dict[str, Any]] = [
+# Every line has its own dash pattern and marker, so that lines can be told apart without colour.
+LOOKS: list[dict[str, Any]] = [
     {"color": "#0072b2", "linestyle": "-", "marker": "o"},
     {"color": "#d55e00", "linestyle": "--", "marker": "s"},
     {"color": "#009e73", "linestyle": "-.", "marker": "^"},
@@ -38,7 +39,10 @@ _PICTURES = (".png", ".pdf", ".svg")
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a comparison: a noise multiplier, or the reason why there is none."""
+    """One entry of a comparison: a noise multiplier, or the reason why there is none.
+
+    `kind` is "bound" for a guarantee; otherwise it says what the number is instead.
+    """
 
     accountant: str
     epsilon: float
@@ -50,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Noise multipliers by accountant and ε. `complete` is False where the run was interrupted."""
+    """Noise multipliers by accountant and ε. `complete` is False if the run was interrupted."""
 
     mechanism: str
     delta: float
@@ -64,7 +68,7 @@ class Comparison:
         return next((c for c in self.cells if c.accountant == accountant and c.epsilon == epsilon), None)
 
     def label(self, accountant: str) -> str:
-        """The accountant's name, and what its numbers are where they are not guarantees."""
+        """Return the accountant's name, followed by what its numbers are if they are not guarantees."""
         kinds = {cell.kind for cell in self.cells if cell.accountant == accountant} - {"bound"}
         return accountant + "".join(f"\n({kind})" for kind in sorted(kinds))
 
@@ -88,13 +92,24 @@ def compare(
 ) -> Comparison:
     """Calibrate every accountant at every ε. An interrupt (Ctrl-C) keeps the cells that are finished.
 
-    **Formal guarantees.** Those of `calibrate`, cell by cell.
+    Args:
+      mechanism: what is calibrated.
+      accountants: one column of the table each.
+      epsilons: the target values of ε, one row of the table each.
+      delta: the target δ.
+      direction: the neighbouring relation: "both", "remove" or "add".
+      progress: whether to show a progress bar on stderr.
+
+    Returns:
+      All finished cells.
+
+    **Formal guarantees.** Every cell has those of `dpmf.calibrate`.
     """
     grid = tuple(validation.positive("epsilon", e) for e in epsilons)
     delta = validation.probability("delta", delta)
     cells: list[Cell] = []
     complete = True
-    # Prepared once: what does not depend on σ is shared by all ε.
+    # Each accountant is prepared once, because what does not depend on σ is shared by all ε.
     todo = [(prepared, epsilon) for prepared in [a.prepare(mechanism) for a in accountants] for epsilon in grid]
     from rich.console import Console
     from rich.progress import track
@@ -112,15 +127,27 @@ def compare(
                 sigma, kind = found.noise_multiplier, getattr(found, "kind", "bound")
             except CalibrationError as error:
                 problem = str(error)
-            cells.append(Cell(accountant.name, epsilon, sigma, time.perf_counter() - began, kind, problem))
+            cells.append(
+                Cell(
+                    accountant=accountant.name, epsilon=epsilon, noise_multiplier=sigma,
+                    seconds=time.perf_counter() - began, kind=kind, problem=problem,
+                )
+            )  # fmt: skip
     except KeyboardInterrupt:
         complete = False
-    names = tuple(dict.fromkeys(a.name for a in accountants))
-    return Comparison(mechanism.name, delta, direction, grid, names, tuple(cells), complete)
+    return Comparison(
+        mechanism=mechanism.name,
+        delta=delta,
+        direction=direction,
+        epsilons=grid,
+        accountants=tuple(dict.fromkeys(a.name for a in accountants)),
+        cells=tuple(cells),
+        complete=complete,
+    )
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """The comparison as a table on stdout: one row for each ε, one column for each accountant."""
+    """Print a table with one row for each ε and one column for each accountant; noise multipliers are rounded up."""
     from rich.console import Console
     from rich.table import Table
 
@@ -129,43 +156,52 @@ def print_comparison(comparison: Comparison) -> None:
     for name in comparison.accountants:
         table.add_column(comparison.label(name), justify="right")
     for epsilon in comparison.epsilons:
-        row = [f"{epsilon:g}"]
-        for name in comparison.accountants:
-            cell = comparison.cell(name, epsilon)
-            row.append(
-                "" if cell is None else "none" if cell.noise_multiplier is None else f"{cell.noise_multiplier:.4f}"
-            )
-        table.add_row(*row)
+        row = [comparison.cell(name, epsilon) for name in comparison.accountants]
+        table.add_row(given(epsilon), *map(_noise_multiplier, row))
     times = [sum(c.seconds for c in comparison.cells if c.accountant == name) for name in comparison.accountants]
     table.add_section()
     table.add_row("seconds", *(f"{t:.1f}" for t in times))
     console = Console()
-    title = f"{comparison.mechanism}: noise multiplier for (ε, {comparison.delta:g})-DP"
+    title = f"{comparison.mechanism}: noise multiplier for (ε, {given(comparison.delta)})-DP"
     console.print(title, style="bold", highlight=False)
     console.print(table)
     for problem in dict.fromkeys(f"{c.accountant}: {c.problem}" for c in comparison.cells if c.problem):
         console.print(problem, highlight=False)
 
 
+def _noise_multiplier(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return "none" if cell.noise_multiplier is None else upper(cell.noise_multiplier, 5)
+
+
 _ASKED = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
 
 
 def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: str) -> None:
-    """What was asked for first, then what it promises, what is impossible, and how it came about."""
+    """Print what was asked for, then its lower bound, the guarantee, and how the bound came about.
+
+    Args:
+      mechanism: the mechanism that the answer is about; its name is the title.
+      found: the answer.
+      asked: the field of `found` that was asked for: "noise_multiplier", "epsilon" or "delta".
+    """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False)
-    table.add_row(_ASKED[asked], f"{getattr(found, asked):.6g}")
+    table.add_row(_ASKED[asked], upper(getattr(found, asked)))
     if found.lower is not None:
-        table.add_row("certainly not below", f"{found.lower:.6g}" if found.lower > 0 else "nothing is known")
-    delta = getattr(found, "target_delta", found.delta)
+        table.add_row("lower bound", lower(found.lower) if found.lower > 0 else "none found")
+    # Numbers that were given are shown in full, those that were computed are rounded up.
+    epsilon = (upper if asked == "epsilon" else given)(found.epsilon)
+    delta = upper(found.delta) if asked == "delta" else given(getattr(found, "target_delta", found.delta))
     relation = "both directions" if found.direction == "both" else f"{found.direction} direction"
-    table.add_row(getattr(found, "kind", "guarantee"), f"({found.epsilon:.6g}, {delta:.6g})-DP, {relation}")
+    table.add_row(getattr(found, "kind", "guarantee"), f"({epsilon}, {delta})-DP, {relation}")
     if asked != "noise_multiplier":
-        table.add_row("noise multiplier", f"{found.noise_multiplier:g}")
+        table.add_row("noise multiplier", given(found.noise_multiplier))
     table.add_row("accountant", found.accountant)
-    what = f"ε({found.delta:g})" if asked == "epsilon" else f"δ({found.epsilon:g})"
+    what = f"ε({delta})" if asked == "epsilon" else f"δ({epsilon})"
     for one_way, how in found.details.items():
         table.add_row(f"{what}, {one_way}", _how(how))
     console = Console()
@@ -174,52 +210,32 @@ def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: st
 
 
 def _how(details: Mapping[str, Any]) -> str:
-    """A bound and how it came about, in one line: ``9.99e-06 (order 12, bandwidth 4, exact)``."""
+    """Describe a bound and how it came about in one line: ``9.99e-06 (order 12, bandwidth 4, exact)``."""
     parts = []
     for key, value in details.items():
         words = key.replace("_", " ")
         if value is True:
             parts.append(words)
         elif key != "value" and value is not False:
-            parts.append(f"{words} {value:.4g}" if isinstance(value, float) else f"{words} {value}")
-    return f"{details['value']:.6g}" + (f"  ({', '.join(parts)})" if parts else "")
+            parts.append(f"{words} {upper(value, 4)}" if isinstance(value, float) else f"{words} {value}")
+    return upper(details["value"]) + (f"  ({', '.join(parts)})" if parts else "")
 
 
 def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
-    """Refuse, before any work is done, a file that could not be written or whose kind is unknown."""
-    if path.suffix.lower() not in suffixes:
-        raise ValueError(f"output must end in {', '.join(suffixes)}, got {str(path)!r}")
-    if path.is_dir():
-        raise ValueError(f"output must be a file, got the directory {str(path)!r}")
-    parent = path.parent
-    if not parent.is_dir():
-        raise ValueError(f"output must be in an existing directory, got {str(path)!r}")
-    if not os.access(parent, os.W_OK):
-        raise ValueError(f"output must be in a writable directory, got {str(path)!r}")
+    """Return the path, or refuse, before any work is done, one that could not be written or whose kind is unknown."""
+    for wrong, complaint in (
+        (path.suffix.lower() not in suffixes, f"must end in {', '.join(suffixes)}, got"),
+        (path.is_dir(), "must be a file, got the directory"),
+        (not path.parent.is_dir(), "must be in an existing directory, got"),
+        (not os.access(path.parent, os.W_OK), "must be in a writable directory, got"),
+    ):
+        if wrong:
+            raise ArgumentError("output", f"{complaint} {str(path)!r}")
     return path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """All or nothing: a failure half-way leaves what was there before."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def profile_csv(profile: PrivacyProfile) -> str:
-    """The profile as comma-separated values, one row for each ε."""
+    """Return the profile as comma-separated values in full precision, one row for each ε."""
     names = list(profile.by_direction)
     columns = [profile.epsilons, profile.deltas, *(profile.by_direction[name] for name in names)]
     head = ["epsilon", "delta", *(f"delta_{name}" for name in names)]
@@ -233,7 +249,7 @@ def profile_csv(profile: PrivacyProfile) -> str:
 
 
 def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
-    """A function that writes a profile to `path` as its extension says; refuses a bad path now, not later."""
+    """Return a function that writes a profile to `path` in the format of its suffix; refuse a bad path right away."""
     checked_output(path, (".csv", ".json", *_PICTURES))
     suffix = path.suffix.lower()
 
@@ -250,7 +266,7 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
 
 
 def comparison_plotter(path: Path) -> Callable[[Comparison], None]:
-    """A function that draws a comparison to `path`; refuses a bad path now, not after the work."""
+    """Return a function that draws a comparison to `path`; refuse a bad path right away."""
     checked_output(path, _PICTURES)
     return lambda comparison: write_atomically(path, _rendered(comparison_figure([comparison]), path.suffix.lower()))
 
@@ -261,7 +277,7 @@ def _rendered(figure: Figure, suffix: str) -> bytes:
     return stream.getvalue()
 
 
-def _new_figure(panels: int) -> tuple[Figure, list[Any]]:
+def new_figure(panels: int) -> tuple[Figure, list[Any]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * panels + 0.4, 3.8), layout="constrained")
@@ -273,40 +289,40 @@ def _new_figure(panels: int) -> tuple[Figure, list[Any]]:
 
 
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
-    """σ against ε, one panel for each comparison, one line for each accountant."""
-    figure, axes = _new_figure(len(comparisons))
+    """Draw σ against ε: one panel for each comparison, one line for each accountant."""
+    figure, axes = new_figure(len(comparisons))
     for ax, comparison in zip(axes, comparisons, strict=True):
-        for look, name in zip(_LOOKS * 3, comparison.accountants, strict=False):
+        for look, name in zip(LOOKS * 3, comparison.accountants, strict=False):
             found = [c for c in comparison.cells if c.accountant == name and c.noise_multiplier is not None]
             found.sort(key=lambda cell: cell.epsilon)
             label = comparison.label(name).replace("\n", " ")
             sigmas = [c.noise_multiplier for c in found]
             ax.plot([c.epsilon for c in found], sigmas, label=label, markersize=4, **look)
         ax.set(xscale="log", yscale="log", xlabel="ε", title=comparison.mechanism)
-        ax.set_xticks(comparison.epsilons, [f"{e:g}" for e in comparison.epsilons], minor=False)
+        ax.set_xticks(comparison.epsilons, list(map(given, comparison.epsilons)), minor=False)
         ax.minorticks_off()
         shown = [c.noise_multiplier for c in comparison.cells if c.noise_multiplier]
         if shown:
             ticks = _log_ticks(min(shown), max(shown))
             ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
-        ax.set_ylabel(f"noise multiplier σ at δ = {comparison.delta:g}")
+        ax.set_ylabel(f"noise multiplier σ at δ = {given(comparison.delta)}")
         if comparison.accountants:
             ax.legend(frameon=False)
     return figure
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers (1, 2, 5 times a power of ten) that cover a range."""
+    """Return round numbers (1, 2 and 5 times powers of ten) that cover a range."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     ticks = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
     return [t for t in ticks if low / 2 <= t <= high * 2]
 
 
 def _profile_figure(mechanism: Mechanism, profile: PrivacyProfile) -> Figure:
-    figure, (ax,) = _new_figure(1)
-    for look, (name, deltas) in zip(_LOOKS, profile.by_direction.items(), strict=False):
+    figure, (ax,) = new_figure(1)
+    for look, (name, deltas) in zip(LOOKS, profile.by_direction.items(), strict=False):
         ax.plot(profile.epsilons, deltas, label=name, color=look["color"], linestyle=look["linestyle"])
     ax.set(yscale="log", xlabel="ε", ylabel="δ(ε), upper bound")
-    ax.set_title(f"{mechanism.name}, σ = {profile.noise_multiplier:g} [{profile.accountant}]", fontsize="medium")
+    ax.set_title(f"{mechanism.name}, σ = {given(profile.noise_multiplier)} [{profile.accountant}]", fontsize="medium")
     ax.legend(frameon=False)
     return figure

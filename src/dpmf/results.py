@@ -1,4 +1,4 @@
-"""What accountants answer with: frozen values that print well and go to JSON."""
+"""The answers: frozen values that print well, hold full doubles, and can be written as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from dpmf.formatting import given, lower, upper
+
 
 def _plain(value: Any) -> Any:
-    """The JSON form of a field: numpy scalars become Python numbers, infinities become None."""
+    """Return the JSON form of a field: numpy scalars become Python numbers, infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
@@ -24,16 +26,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _frozen(details: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType({k: _frozen(v) if isinstance(v, Mapping) else v for k, v in details.items()})
+def _frozen(value: Any) -> Any:
+    return MappingProxyType({k: _frozen(v) for k, v in value.items()}) if isinstance(value, Mapping) else value
 
 
 def _thawed(value: Any) -> Any:
     return {k: _thawed(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
+class _Result:
+    """What all results have in common."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary of plain Python values, ready for JSON."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class _Answer:
+class _Answer(_Result):
     """What bounds and estimates have in common."""
 
     noise_multiplier: float
@@ -48,24 +58,31 @@ class _Answer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", _frozen(self.details))
 
-    def to_dict(self) -> dict[str, Any]:
-        """A dictionary of plain Python values, ready for JSON."""
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "details": _thawed(self.details)}  # a read-only mapping cannot be pickled
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a mappingproxy does not pickle
-        values = [getattr(self, item.name) for item in fields(self)]
-        return type(self), tuple(_thawed(v) for v in values)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, details=_frozen(state["details"]))
 
     def __hash__(self) -> int:
         return hash((self.noise_multiplier, self.epsilon, self.delta, self.direction, self.accountant))
 
-    def _numbers(self) -> str:
-        return f"({self.epsilon:.6g}, {self.delta:.6g})-DP at noise multiplier {self.noise_multiplier:.6g}"
+    def __str__(self) -> str:
+        calibrated = isinstance(self, Calibration | CalibrationEstimate)
+        sigma = (upper if calibrated else given)(self.noise_multiplier)
+        kind = f"{self.kind}: " if isinstance(self, Estimate) else ""
+        below = "" if self.lower is None else f", lower bound {lower(self.lower)}"
+        return (
+            f"{kind}({upper(self.epsilon)}, {upper(self.delta)})-DP at noise multiplier {sigma}{below} "
+            f"[{self.accountant}, {self.direction}, binding: {self.binding}]"
+        )
 
 
 @dataclass(frozen=True)
 class PrivacyBound(_Answer):
-    """The mechanism run with `noise_multiplier` is (`epsilon`, `delta`)-DP, says `accountant`.
+    """The mechanism run with `noise_multiplier` is (`epsilon`, `delta`)-DP, as proved by `accountant`.
+
+    Printed numbers are rounded to the safe side (see `dpmf.formatting`); the fields are full doubles.
 
     Attributes:
       noise_multiplier: σ for clipping norm 1 and the strategy as given (not column-normalised).
@@ -74,14 +91,11 @@ class PrivacyBound(_Answer):
       direction: the neighbouring relation covered: "remove", "add" or "both".
       binding: the direction that determined the numbers.
       accountant: the name of the accountant that proved the bound.
-      details: how the bound came about (orders, bandwidths, ...), for the curious.
+      details: how the bound came about in each direction (order, bandwidth, ...).
       lower: a certified lower bound on the quantity that was asked for, where one is known.
     """
 
     __hash__ = _Answer.__hash__
-
-    def __str__(self) -> str:
-        return f"{self._numbers()} [{self.accountant}, {self.direction}, binding: {self.binding}]"
 
 
 @dataclass(frozen=True)
@@ -102,15 +116,13 @@ class Calibration(PrivacyBound):
 class Estimate(_Answer):
     """An estimate, by sampling, of what a `PrivacyBound` would guarantee. It guarantees nothing by itself.
 
-    `kind` says what it is: an estimate, or a bound that fails with some probability. Its fields are a `PrivacyBound`'s.
+    `kind` says whether it is an estimate or a bound that fails with some probability. The other fields are those of a
+    `PrivacyBound`.
     """
 
     kind: str = "estimate"
 
     __hash__ = _Answer.__hash__
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self._numbers()} [{self.accountant}, {self.direction}, binding: {self.binding}]"
 
 
 @dataclass(frozen=True)
@@ -123,12 +135,20 @@ class CalibrationEstimate(Estimate):
     __hash__ = _Answer.__hash__
 
 
-@dataclass(frozen=True, eq=False)
-class PrivacyProfile:
-    """δ(ε) over a grid of ε, one array per direction covered, and their maximum in `deltas`.
+@dataclass(frozen=True, eq=False, repr=False)
+class PrivacyProfile(_Result):
+    """Upper bounds on δ(ε) over a grid of ε.
 
-    `kind` is "bound" for upper bounds; otherwise it says what the numbers are instead. `lower` holds certified lower
-    bounds where they were asked for; `budget_exhausted` says that a budget ended before every point was done.
+    Attributes:
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      epsilons: the grid.
+      deltas: the bounds for all directions covered: the maximum over `by_direction`.
+      by_direction: the bounds for each direction.
+      direction: the neighbouring relation covered: "remove", "add" or "both".
+      accountant: the name of the accountant.
+      kind: "bound" for upper bounds; otherwise it says what the numbers are instead.
+      lower: certified lower bounds on δ(ε), where they were asked for.
+      budget_exhausted: whether a budget ended before every point was done.
     """
 
     noise_multiplier: float
@@ -146,6 +166,10 @@ class PrivacyProfile:
             if array is not None:
                 array.setflags(write=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """A dictionary of plain Python values, ready for JSON."""
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+    def __repr__(self) -> str:
+        sigma, sign = given(self.noise_multiplier), "≤" if "bound" in self.kind else "≈"
+        lines = [f"δ(ε) at noise multiplier {sigma} ({self.kind}) [{self.accountant}, {self.direction}]"]
+        for i, (epsilon, delta) in enumerate(zip(self.epsilons, self.deltas, strict=True)):
+            below = "" if self.lower is None else f", lower bound {lower(self.lower[i])}"
+            lines.append(f"  δ({given(epsilon)}) {sign} {upper(delta)}{below}")
+        return "\n".join(lines)

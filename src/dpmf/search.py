@@ -11,7 +11,7 @@ from dpmf import budget
 
 
 class Valued(Protocol):
-    """Anything with a bound in it."""
+    """Anything that carries the value of a bound."""
 
     @property
     def value(self) -> float: ...
@@ -21,8 +21,8 @@ Answer = TypeVar("Answer", bound=Valued)
 
 LARGEST_RATIO = 2.0**60
 _LEAST_LOG = -800.0
-_NEAR = 0.1  # of log σ: closer than this, slopes are taken to be those at the root
-_ROUGHLY = 4e-3  # relative tolerance of a search with rough bounds
+_NEAR = 0.1  # within this distance in log σ, the slope is taken to be the one at the root
+_ROUGHLY = 4e-3  # the relative tolerance of a search with rough bounds
 
 
 def least_noise(
@@ -34,11 +34,20 @@ def least_noise(
     rough: Callable[[float], Answer | None] | None = None,
     roughness: float = 1.0,
 ) -> tuple[float, Answer] | None:
-    """The least σ (or ε) found with evaluate(σ).value ≤ target_delta, or None where none up to 2⁶⁰·start is.
+    """The least σ (or ε) found with evaluate(σ).value ≤ target_delta.
 
-    `step` is how far from the start (in log σ) the first step may go. `rough` are bounds that cost little and are about
-    `roughness` times larger: they lead to where the search begins. Where the time budget ends the search, it is the
-    least found until then; `OutOfTime` where none was.
+    Args:
+      evaluate: the bound at σ.
+      target_delta: what the bound must not exceed.
+      start: where to look first.
+      relative_tolerance: how close to the root the search ends.
+      step: how far from the start, in log σ, the first step may go.
+      rough: cheap bounds that are about `roughness` times larger; they lead to where the search begins.
+      roughness: see `rough`.
+
+    Returns:
+      σ and its evaluation, or None where no σ up to 2⁶⁰·start meets the target. Where the time budget ends the
+      search, the least σ found until then; `OutOfTime` is raised where none was found.
 
     **Formal guarantees.** The σ returned was evaluated and met the target; it is the smallest evaluated one that did.
     If the bound is monotone in σ and its slope (in logarithms) does not change by a factor of four over the last tenth,
@@ -62,30 +71,33 @@ def least_noise(
         return over(log_sigma, evaluate)
 
     near, slope = first, 2 * math.log(1 / target_delta)
-    try:
+
+    def seek() -> None:
+        nonlocal near, step, slope
         if rough is not None and relative_tolerance < _ROUGHLY:
-            ask = rough
-            found = _near_root(cache(lambda at: over(at, ask)), math.log(roughness), first, step, slope)
+            found = _near_root(cache(lambda at: over(at, rough)), math.log(roughness), first, step, slope)
             near, step, slope = found or (near, step, slope)
         bracket = _bracket(excess, near, step, relative_tolerance, slope)
-        if bracket is None:
-            return None
-        _close_in(excess, *bracket, relative_tolerance)
-    except budget.OutOfTime:
-        if not met:
-            raise
+        if bracket is not None:
+            _close_in(excess, *bracket, relative_tolerance)
+
+    in_time = budget.finished(seek)
+    if not met:
+        if not in_time:
+            raise budget.OutOfTime
+        return None
     sigma = min(met)
     return sigma, met[sigma]
 
 
 class _NotRoughly(Exception):
-    """There is no rough bound."""
+    """Raised where the accountant has no rough bound."""
 
 
 def _near_root(
     excess: Callable[[float], float], surplus: float, start: float, most: float, slope: float
 ) -> tuple[float, float, float] | None:
-    """Where an excess should have its root that is smaller by `surplus`, how far to step from there, and its slope."""
+    """The likely root of an excess that is smaller by `surplus`, a first step from there, and the slope."""
     try:
         bracket = _bracket(excess, start, most, _ROUGHLY, slope)
         if bracket is None or bracket[0] == bracket[1]:

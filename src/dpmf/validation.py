@@ -1,6 +1,6 @@
-"""Argument checks, made once, at the public door.
+"""Argument checks, which the public functions make once.
 
-Every message has the same grammar: the argument, what it must be, what it was. NaN fails every check.
+Every message has the same grammar: the argument, what it must be, and what it was. NaN fails every check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from dpmf.errors import ArgumentError
 
 
 def wrong(name: str, requirement: str, value: object) -> ArgumentError:
-    """The error that says, in one line, that an argument is not what it must be."""
+    """Return the error that says, in one line, that an argument is not what it must be.
+
+    Args:
+      name: the argument.
+      requirement: what it must be, to follow "must be".
+      value: what it was.
+    """
     shown = " ".join(repr(value).split())
     if len(shown) > 80:
         shown = shown[:77] + "..."
@@ -24,7 +30,7 @@ def wrong(name: str, requirement: str, value: object) -> ArgumentError:
 
 
 def real(name: str, value: Any) -> float:
-    """A finite real number (booleans are refused: they are never meant as numbers here)."""
+    """Return the value as a finite float. Booleans are refused: they are never meant as numbers here."""
     given = value
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
         with contextlib.suppress(ValueError):
@@ -41,6 +47,7 @@ def real(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
+    """Return the value as a finite float above 0."""
     number = real(name, value)
     if number <= 0:
         raise wrong(name, "positive", number)
@@ -48,6 +55,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def non_negative(name: str, value: Any) -> float:
+    """Return the value as a finite float that is at least 0."""
     number = real(name, value)
     if number < 0:
         raise wrong(name, "non-negative", number)
@@ -55,7 +63,7 @@ def non_negative(name: str, value: Any) -> float:
 
 
 def probability(name: str, value: Any) -> float:
-    """A number strictly between 0 and 1."""
+    """Return the value as a float strictly between 0 and 1."""
     number = real(name, value)
     if not 0 < number < 1:
         raise wrong(name, "strictly between 0 and 1", number)
@@ -63,6 +71,7 @@ def probability(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> int:
+    """Return the value as an int within the limits."""
     if isinstance(value, bool):
         raise wrong(name, "an integer", value)
     try:
@@ -77,12 +86,14 @@ def integer(name: str, value: Any, *, at_least: int, at_most: int | None = None)
 
 
 def flag(name: str, value: Any) -> bool:
+    """Return the value if it is a boolean."""
     if not isinstance(value, bool):
         raise wrong(name, "True or False", value)
     return value
 
 
 def choice(name: str, value: Any, options: Collection[str]) -> str:
+    """Return the value if it is one of the options."""
     if not isinstance(value, str) or value not in options:
         raise wrong(name, "one of " + ", ".join(options), value)
     return value

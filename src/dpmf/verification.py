@@ -1,7 +1,7 @@
-"""Two or more accountants, the certified lower bound and Monte Carlo on one mechanism: do they agree?
+"""A check of one mechanism by several accountants, the certified lower bound and Monte Carlo: do they agree?
 
-They share the Gram matrix and little else, so that an error in one of them shows as a contradiction. `dpmf verify`
-prints the result as a page to attach to a paper.
+They share the Gram matrix and little else, so an error in one of them shows as a contradiction. `dpmf verify` prints
+the result as a page to attach to a paper.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Direction, directions_of
 from dpmf.accountants.registry import ACCOUNTANTS, resolve
+from dpmf.errors import ArgumentError
+from dpmf.formatting import given, upper
+from dpmf.formatting import lower as rounded_down
 from dpmf.mechanism import Mechanism
 
-# Minima of the others; estimates; what is proved elsewhere (asked only by name).
+# Accountants that are asked only by name: minima of the others, estimates, and those of other packages.
 _NOT_BY_DEFAULT = ("best", "auto", "monte-carlo", "random-allocation", "pld-accounting")
 _STANDARD_ERRORS = 5.0
-# N·b² up to which conditional composition is asked, and b up to which the chain is: minutes at most.
+# Limits that keep the check within minutes: N·b² for conditional composition (at all, and with all temperatures), and b
+# for the chain.
 _CONDITIONAL_WORK, _ALL_TEMPERATURES, _CHAIN_BATCHES = 3e8, 3e7, 2000
 
 
@@ -47,7 +51,10 @@ class CheckedBound:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Monte Carlo in one direction: the estimate, and five standard errors around it (more where few samples tell)."""
+    """Monte Carlo in one direction: the estimate, and an interval of five standard errors around it.
+
+    If too few samples contribute for a normal approximation, the interval is wider.
+    """
 
     direction: str
     estimate: float
@@ -60,15 +67,15 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Verification:
-    """What every accountant says about one mechanism, and where they contradict each other.
+    """The bounds of several accountants on one mechanism, and the contradictions between them.
 
     Attributes:
       bounds: upper bounds on δ(ε), one for each accountant and direction.
       lower: certified lower bounds on δ(ε), by direction.
-      sampled: Monte Carlo, by direction.
-      contradictions: in words; empty when all agree.
-      delta: the smallest bound that covers every direction asked for.
-      certified: whether it is at most the target δ.
+      sampled: Monte Carlo estimates of δ(ε), one for each direction.
+      contradictions: one sentence for each; empty if all numbers agree.
+      delta: the smallest upper bound that covers every direction asked for.
+      certified: whether `delta` is at most the target δ.
     """
 
     mechanism: str
@@ -93,18 +100,20 @@ class Verification:
 
     @property
     def consistent(self) -> bool:
+        """Whether no two of the numbers contradict each other."""
         return not self.contradictions
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary of plain Python values, ready for JSON."""
+        """Return a dictionary of plain Python values, ready for JSON."""
         return asdict(self) | {"consistent": self.consistent}
 
     def to_markdown(self) -> str:
+        """Return the page that `dpmf verify` prints; its numbers are rounded to the safe side."""
         return _page(self)
 
 
 def default_accountants(mechanism: Mechanism) -> list[Accountant]:
-    """Every deterministic accountant of dpmf that suits the mechanism and takes minutes at most."""
+    """Return dpmf's deterministic accountants that suit the mechanism and take minutes at most."""
     n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     found: list[Accountant] = []
     for name, cls in ACCOUNTANTS.items():
@@ -119,7 +128,7 @@ def default_accountants(mechanism: Mechanism) -> list[Accountant]:
             accountant = Conditional(family="am-gm")
         try:
             accountant.prepare(mechanism)
-        except ValueError:  # it does not cover this mechanism
+        except ValueError:  # the accountant does not cover this mechanism
             continue
         found.append(accountant)
     return found
@@ -137,11 +146,25 @@ def verify(
     seed: int = 0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Verification:
-    """Ask all accountants for δ(ε) at a noise multiplier (calibrated where none is given), and compare.
+    """Ask several accountants for δ(ε) at one noise multiplier, and compare their answers.
+
+    Args:
+      mechanism: what is checked.
+      epsilon: the ε of the guarantee.
+      delta: the δ of the guarantee.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; it is calibrated if it is None.
+      direction: the neighbouring relation: "both", "remove" or "add".
+      accountants: two or more deterministic accountants; by default those of `default_accountants`.
+      samples: the number of Monte Carlo samples for each direction.
+      seed: the seed of the samples.
+      progress: called with a description of each step before the step begins.
+
+    Returns:
+      All bounds, estimates and contradictions.
 
     **Formal guarantees.** Each bound is its accountant's. A contradiction between an upper and the lower bound proves
-    that one of them is wrong; one that involves Monte Carlo is five standard errors wide and may, rarely, be chance.
-    That there is none proves nothing: it is a test, not a theorem.
+    that one of them is wrong. A contradiction with Monte Carlo is a distance of over five standard errors, which is
+    rarely chance. The absence of contradictions proves nothing: this is a test, not a theorem.
     """
     one_ways = directions_of(validation.choice("direction", direction, ("both", "remove", "add")))
     epsilon = validation.non_negative("epsilon", epsilon)
@@ -151,11 +174,11 @@ def verify(
         raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
     asked = default_accountants(mechanism) if accountants is None else [resolve(a) for a in accountants]
     if len({a.name for a in asked}) < 2:
-        raise ValueError(f"accountants must be at least two different ones, got {[a.name for a in asked]}")
+        raise ArgumentError("accountants", f"must be at least two different ones, got {[a.name for a in asked]}")
     prepared = [(a, a.prepare(mechanism)) for a in asked]
     for _, one in prepared:
         if one.kind != "bound":
-            raise ValueError(f"accountants must be deterministic, {one.name} is not")
+            raise ArgumentError("accountants", f"must be deterministic, {one.name} is not")
     calibrated = noise_multiplier is None
     if noise_multiplier is None:
         progress("calibrating")
@@ -173,7 +196,12 @@ def verify(
             value = api.delta(
                 mechanism, noise_multiplier=noise_multiplier, epsilon=epsilon, accountant=one, direction=way
             ).delta
-            bounds.append(CheckedBound(one.name, way, value, accountant.rests_on, time.perf_counter() - began))
+            bounds.append(
+                CheckedBound(
+                    accountant=one.name, direction=way, delta=value, rests_on=accountant.rests_on,
+                    seconds=time.perf_counter() - began,
+                )
+            )  # fmt: skip
         progress(f"lower bound, {way}")
         below[way] = lower.lower_delta(mechanism, noise_multiplier, epsilon, way)
         progress(f"sampling, {way}")
@@ -209,32 +237,30 @@ def _sample(sampling: Any, sigma: float, epsilon: float, way: Direction) -> Samp
     trusted = found.interval[0] > 0  # else too few samples contributed for a normal approximation
     low = max(0.0, found.value - margin) if trusted else 0.0
     high = min(1.0, max(found.value + margin, found.interval[1]))
-    return Sampled(way, found.value, found.standard_error, low, high, found.samples, found.seed)
+    return Sampled(
+        direction=way, estimate=found.value, standard_error=found.standard_error, low=low, high=high,
+        samples=found.samples, seed=found.seed,
+    )  # fmt: skip
 
 
 def contradictions(bounds: Sequence[CheckedBound], below: dict[str, float], sampled: Sequence[Sampled]) -> list[str]:
-    """What cannot all be true at once, one line each."""
+    """Return one sentence for each pair of numbers that cannot both be right; numbers are printed in full."""
     found = []
     for bound in bounds:
+        least, who = below[bound.direction], f"{bound.accountant}, {bound.direction}"
         if not 0 <= bound.delta <= 1:
-            found.append(f"{bound.accountant}, {bound.direction}: δ = {bound.delta:g} is no probability")
-        elif below[bound.direction] > bound.delta:
-            found.append(
-                f"{bound.accountant}, {bound.direction}: the upper bound {bound.delta:.6g} is below the certified "
-                f"lower bound {below[bound.direction]:.6g}"
-            )
+            found.append(f"{who}: δ = {given(bound.delta)} is no probability")
+        elif least > bound.delta:
+            below_it = f"is below the certified lower bound {given(least)}"
+            found.append(f"{who}: the upper bound {given(bound.delta)} {below_it}")
     for seen in sampled:
-        if below[seen.direction] > seen.high:
-            found.append(
-                f"lower bound, {seen.direction}: {below[seen.direction]:.6g} is above the sampled interval's "
-                f"{seen.high:.6g}"
-            )
-        found += [
-            f"{bound.accountant}, {bound.direction}: the upper bound {bound.delta:.6g} is below the sampled interval's "
-            f"{seen.low:.6g}"
-            for bound in bounds
-            if bound.direction == seen.direction and bound.delta < seen.low
-        ]
+        least, interval = below[seen.direction], f"the sampled interval {given(seen.low)} to {given(seen.high)}"
+        if least > seen.high:
+            found.append(f"lower bound, {seen.direction}: {given(least)} is above {interval}")
+        for bound in bounds:
+            if bound.direction == seen.direction and bound.delta < seen.low:
+                who = f"{bound.accountant}, {bound.direction}"
+                found.append(f"{who}: the upper bound {given(bound.delta)} is below {interval}")
     return found
 
 
@@ -246,14 +272,15 @@ def _versions() -> dict[str, str]:
 
 
 def _page(v: Verification) -> str:
-    """The report: inputs, verdict, each bound with the theorem it rests on, lower bounds, sampling, versions."""
-    agree = "No contradiction between any two of the numbers below."
+    """Return the report: verdict, inputs, each bound with the theorem it rests on, lower bounds, samples, versions."""
+    epsilon, target = given(v.epsilon), given(v.target_delta)
+    agree = "No two of the numbers below contradict each other."
     if v.contradictions:
         verdict = f"**CONTRADICTION**: {len(v.contradictions)} pairs of numbers cannot both be right. Do not publish."
     elif v.certified:
-        verdict = f"**Certified**: ({v.epsilon:g}, {v.target_delta:g})-DP. {agree}"
+        verdict = f"**Certified**: ({epsilon}, {target})-DP. {agree}"
     else:
-        verdict = f"**Not certified**: δ({v.epsilon:g}) ≤ {v.delta:.4g} proved, {v.target_delta:g} asked for. {agree}"
+        verdict = f"**Not certified**: δ({epsilon}) ≤ {upper(v.delta, 4)} is proved, {target} was asked for. {agree}"
     directions = "add and remove" if v.direction == "both" else v.direction
     lines = [
         f"# Verification of {v.mechanism}", "", verdict, "",
@@ -262,29 +289,31 @@ def _page(v: Verification) -> str:
         f"| strategy | {v.strategy} |",
         f"| batching | balls in bins: {v.epochs} epochs of {v.batches_per_epoch} batches, {v.iterations} iterations |",
         f"| noise multiplier | {v.noise_multiplier!r}{' (calibrated)' if v.calibrated else ''}, clipping norm 1 |",
-        f"| target | ε = {v.epsilon:g}, δ = {v.target_delta:g}, {directions} |",
-        f"| sensitivity without amplification | {v.sensitivity:.6g} |",
+        f"| target | ε = {epsilon}, δ = {target}, {directions} |",
+        f"| sensitivity without amplification | {upper(v.sensitivity)} |",
         f"| SHA-256 of the Gram matrix | `{v.gram_digest[:32]}` |",
         "",
     ]  # fmt: skip
     for way in v.lower:
-        lines += [f"## δ({v.epsilon:g}), {way}", "", "| from | δ | rests on |", "|---|---:|---|"]
+        lines += [f"## δ({epsilon}), {way}", "", "| from | δ | rests on |", "|---|---:|---|"]
         lines += [
-            f"| {b.accountant} (upper bound) | {b.delta:.4e} | {b.rests_on} |"
+            f"| {b.accountant} (upper bound) | {upper(b.delta, 5)} | {b.rests_on} |"
             for b in sorted(v.bounds, key=lambda b: b.delta)
             if b.direction == way
         ]
-        lines.append(f"| lower bound | {v.lower[way]:.4e} | tests of half-spaces, single jumps, Gram domination |")
+        lines.append(
+            f"| lower bound | {rounded_down(v.lower[way], 5)} | tests of half-spaces, single jumps, Gram domination |"
+        )
         lines += [
-            f"| Monte Carlo (no guarantee) | {s.estimate:.4e} | {s.samples} samples, seed {s.seed}: "
-            f"{s.low:.4e} to {s.high:.4e} |"
+            f"| Monte Carlo (no guarantee) | {s.estimate:.5g} | {s.samples} samples, seed {s.seed}: "
+            f"{rounded_down(s.low, 5)} to {upper(s.high, 5)} |"
             for s in v.sampled
             if s.direction == way
         ]
         lines.append("")
     gap = _gap(v)
     if gap is not None:
-        lines += [f"The smallest certified δ is {gap:.3g} times the largest certified lower bound.", ""]
+        lines += [f"The smallest certified δ is {upper(gap, 3)} times the largest certified lower bound.", ""]
     lines.append("Versions: " + ", ".join(f"{name} {version}" for name, version in v.versions.items()) + ".")
     return "\n".join(lines) + "\n"
 

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 import dpmf
+from dpmf import formatting
 from dpmf import lower_bounds as lower
+from dpmf.web import recipe
 from dpmf.web import request as limits
 from dpmf.web.pool import Pool, Snapshot
-from dpmf.web.recipe import Recipe
 from dpmf.web.request import Request, parse
 from dpmf.web.view import Row, View, views
 
@@ -126,15 +127,15 @@ def test_the_product_of_epochs_and_batches_is_bounded() -> None:
 # --- the view --------------------------------------------------------------------------------------------------------
 
 
-def last_view(mechanism: dpmf.Mechanism, **options: object) -> View:
-    *_, last = views(mechanism, 2.0, 1e-5, **options)
+def last_view(request: Request, **options: object) -> View:
+    *_, last = views(request.mechanism(), request, **options)
     return last
 
 
 def test_a_view_has_the_numbers_of_the_api() -> None:
-    mechanism = Request("coefficients", 2, 10, 2.0, 1e-5, coefficients=(1.0, 0.5)).mechanism()
-    names = ("gaussian", "renyi", "lattice")
-    view = last_view(mechanism, accountants=names)
+    request = Request("coefficients", 2, 10, 2.0, 1e-5, coefficients=(1.0, 0.5))
+    mechanism = request.mechanism()
+    view = last_view(request, accountants=("gaussian", "renyi", "lattice"))
     for row in view.rows[:2]:
         again = dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5, accountant=row.accountant)
         assert row.noise_multiplier == again.noise_multiplier
@@ -157,8 +158,8 @@ def test_a_view_has_the_numbers_of_the_api() -> None:
 
 
 def test_views_grow_and_say_what_is_next() -> None:
-    mechanism = Request("dpsgd", 1, 10, 2.0, 1e-5).mechanism()
-    grown = list(views(mechanism, 2.0, 1e-5, accountants=("gaussian", "lattice"), noise_multiplier=2.0))
+    request = Request("dpsgd", 1, 10, 2.0, 1e-5, noise_multiplier=2.0)
+    grown = list(views(request.mechanism(), request, accountants=("gaussian", "lattice")))
     assert [v.done for v in grown] == sorted(v.done for v in grown)
     assert all(v.doing and not v.complete and v.done < v.steps for v in grown[:-1])
     assert grown[-1].complete
@@ -167,18 +168,19 @@ def test_views_grow_and_say_what_is_next() -> None:
 
 
 def test_a_calibration_that_ran_out_of_time_says_so() -> None:
-    mechanism = Request("bsr", 1, 10, 2.0, 1e-5, bandwidth=2).mechanism()
-    view = last_view(mechanism, accountants=("renyi", "chain"), time_budget=1e-9)
-    closed = dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5, accountant="gaussian")
+    request = Request("bsr", 1, 10, 2.0, 1e-5, bandwidth=2)
+    view = last_view(request, accountants=("renyi", "chain"), time_budget=1e-9)
+    closed = dpmf.calibrate(request.mechanism(), target_epsilon=2.0, target_delta=1e-5, accountant="gaussian")
     for row in view.rows:
         assert row.noise_multiplier <= closed.noise_multiplier * 1.001
         assert "time ran out" in row.note
-    assert all(row.note == "" for row in last_view(mechanism, accountants=("gaussian",), time_budget=60.0).rows)
+    assert all(row.note == "" for row in last_view(request, accountants=("gaussian",), time_budget=60.0).rows)
 
 
 def test_a_large_gram_matrix_is_shown_by_blocks() -> None:
-    mechanism = Request("bsr", 1, 300, 2.0, 1e-5, bandwidth=8).mechanism()
-    view = next(v for v in views(mechanism, 2.0, 1e-5) if v.gram)
+    request = Request("bsr", 1, 300, 2.0, 1e-5, bandwidth=8)
+    mechanism = request.mechanism()
+    view = next(v for v in views(mechanism, request) if v.gram)
     assert np.shape(view.gram) == (128, 128)
     assert view.batches == 300
     assert np.max(view.gram) == mechanism.gram.max()
@@ -195,20 +197,13 @@ def test_a_large_gram_matrix_is_shown_by_blocks() -> None:
 )
 def test_the_lines_given_reproduce_the_view(request_: Request, tmp_path: Path, capsys) -> None:
     names = ("gaussian", "renyi")
-    view = last_view(
-        request_.mechanism(),
-        direction=request_.direction,
-        accountants=names,
-        max_order=request_.max_order,
-        noise_multiplier=request_.noise_multiplier,
-    )
-    recipe = Recipe.of(request_)
-    exec(compile(recipe.python(names, view.curve_noise), "recipe", "exec"), {})
+    view = last_view(request_, accountants=names)
+    exec(compile(recipe.python(request_, names, view.curve_noise), "recipe", "exec"), {})
     printed = capsys.readouterr().out
     for row in view.rows:
         assert str(row.noise_multiplier) in printed
     assert str(view.lower) in printed
-    shell = recipe.shell(names).replace("dpmf ", f"{sys.executable} -m dpmf.cli ").splitlines()
+    shell = recipe.shell(request_, names).replace("dpmf ", f"{sys.executable} -m dpmf.cli ").splitlines()
     shell = [line for line in shell if " report " not in line]  # test_html_report runs that one
     shell[-1] += " --json"
     done = subprocess.run(["bash", "-c", "\n".join(shell)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
@@ -602,11 +597,11 @@ def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> No
     }
     for name in ("gaussian", "lattice", "renyi"):
         found = dpmf.calibrate(mechanism, **target, accountant=name)
-        assert rows[name] == f"{found.noise_multiplier:.6g}"
+        assert rows[name] == formatting.upper(found.noise_multiplier)
     found = dpmf.calibrate(mechanism, **target, with_lower=True)
-    assert rows["certainly not below"] == f"{found.lower:.6g}"
+    assert rows["lower bound"] == formatting.lower(found.lower)
     metrics = [m.text for m in browser.find_elements("css selector", '[data-testid="stMetricValue"]')]
-    assert metrics == [f"{found.noise_multiplier:.6g}", f"{found.lower:.6g}"]
+    assert metrics == [formatting.upper(found.noise_multiplier), formatting.lower(found.lower)]
     pictures = browser.find_elements("css selector", 'img[src^="data:image/svg+xml"]')
     assert [p.get_attribute("alt")[:4] for p in pictures] == ["delt", "Gram"]
     assert all(p.get_property("naturalWidth") > 100 for p in pictures)

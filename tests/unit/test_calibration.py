@@ -22,6 +22,7 @@ from dpmf.accountants import Renyi
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way, least_noise
+from dpmf.formatting import upper
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
@@ -84,7 +85,7 @@ def test_below_the_true_noise_multiplier_no_bound_meets_the_target(row):
         if f"sigma_{direction}" in row:
             error = 5 * row[f"rel_se_delta_{direction}"] / 20 + 1e-4
             sigma = row[f"sigma_{direction}"] * (1 - error)
-            assert prepared.delta_one_way(sigma, row["epsilon"], direction).value > row["delta"]
+            assert prepared.delta(sigma, row["epsilon"], direction).value > row["delta"]
 
 
 # --- the search ----------------------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ def test_results_print_in_one_line(results, kind):
     text = str(results[kind])
     assert "\n" not in text
     assert "renyi" in text
-    assert f"{results[kind].noise_multiplier:.6g}" in text
+    assert upper(results[kind].noise_multiplier) in text
 
 
 def test_profile_by_default_runs_down_to_tiny_deltas(results):
@@ -398,11 +399,11 @@ class _PowerLaw(PreparedAccountant):
         self.roughness = 1.0 if rough is None else 1.25
         self.asked = 0
 
-    def delta_one_way(self, noise_multiplier, epsilon, direction):
+    def delta(self, noise_multiplier, epsilon, direction, target_delta=None):
         self.asked += 1
         return Evaluation(min(1.0, 1e-5 * (self._root / noise_multiplier) ** self._steepness))
 
-    def rough_for_target(self, noise_multiplier, epsilon, target_delta, direction):
+    def rough_delta(self, noise_multiplier, epsilon, direction, target_delta=None):
         if self._rough is None:
             return None
         return Evaluation(min(1.0, self._rough * 1e-5 * (self._root / noise_multiplier) ** self._steepness))

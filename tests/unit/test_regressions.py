@@ -98,9 +98,9 @@ def test_conditional_composition_of_a_loss_that_hardly_varies(entries, b, sigma,
     for accountant in (Conditional(), Conditional(option=2), Conditional(temperatures=(0.5,), optimise_bad_event=True)):
         prepared = accountant.prepare(mechanism)
         truth = true_delta(s, epsilon, direction)
-        assert truth.low <= prepared.delta_one_way(sigma, epsilon, direction).value <= 1
-        assert truth.low <= prepared.delta_for_target(sigma, epsilon, delta, direction).value <= 1
-        found = prepared.epsilon_one_way(sigma, delta, direction).value
+        assert truth.low <= prepared.delta(sigma, epsilon, direction).value <= 1
+        assert truth.low <= prepared.delta(sigma, epsilon, direction, delta).value <= 1
+        found = prepared.epsilon(sigma, delta, direction).value
         assert found == np.inf or true_delta(s, found, direction).low <= delta
 
 
@@ -205,7 +205,7 @@ def test_the_allowance_for_rounding_counts(sigma, epsilon, direction, monkeypatc
     prepared = dpmf.accountants.Lattice().prepare(mechanism)
 
     def bounds() -> tuple[float, float]:
-        upper = prepared.delta_one_way(sigma, epsilon, direction).value
+        upper = prepared.delta(sigma, epsilon, direction).value
         return upper, LowerBounds.of(mechanism.gram)._independent(
             np.array([sigma**-2]), np.array([8]), epsilon, direction
         )

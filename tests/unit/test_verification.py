@@ -89,8 +89,8 @@ class Wishful(Gaussian):
         class Prepared(PreparedAccountant):
             name = "wishful"
 
-            def delta_one_way(self, noise_multiplier, epsilon, direction):
-                return Evaluation(0.1 * honest.delta_one_way(noise_multiplier, epsilon, direction).value)
+            def delta(self, noise_multiplier, epsilon, direction, target_delta=None):
+                return Evaluation(0.1 * honest.delta(noise_multiplier, epsilon, direction).value)
 
         prepared = Prepared()
         prepared.mechanism = mechanism

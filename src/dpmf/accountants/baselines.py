@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.errors import missing_extra
 from dpmf.mechanism import Mechanism
 
@@ -34,11 +34,13 @@ class _Baseline(PreparedAccountant):
         self._b = len(gram)
         self._sensitivity = math.sqrt(float(np.max(np.diagonal(gram))))
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         value = self._peer_delta(noise_multiplier / self._sensitivity, epsilon, direction)
         return Evaluation(min(1.0, max(0.0, value)))
 
-    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+    def epsilon(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         return Evaluation(max(0.0, self._peer_epsilon(noise_multiplier / self._sensitivity, delta, direction)))
 
     @abstractmethod
@@ -48,8 +50,21 @@ class _Baseline(PreparedAccountant):
     def _peer_epsilon(self, sigma: float, delta: float, direction: Direction) -> float: ...
 
 
+class _Peer(Accountant):
+    """An accountant of another package, for uncorrelated noise."""
+
+    role: ClassVar[Role] = "baseline"
+
+    def suits(self, mechanism: Mechanism) -> Accountant | None:
+        try:
+            self.prepare(mechanism)
+        except (ValueError, ImportError):  # correlated noise, or a package that is not installed
+            return None
+        return self
+
+
 @dataclass(frozen=True)
-class RandomAllocation(Accountant):
+class RandomAllocation(_Peer):
     """Feldman & Shenfeld (2025): the best of the bounds in the random-allocation package.
 
     `max_order`: the largest Rényi order given to it; its time grows exponentially with it.
@@ -94,7 +109,7 @@ class _PreparedRandomAllocation(_Baseline):
 
 
 @dataclass(frozen=True)
-class PLDAccounting(Accountant):
+class PLDAccounting(_Peer):
     """Shenfeld & Feldman (2026): the privacy-loss distribution of random allocation, by the PLD-accounting package.
 
     `loss_discretization`: its grid of losses; smaller is tighter and slower.

@@ -34,6 +34,7 @@ class Gaussian(Accountant):
 
 class _PreparedGaussian(PreparedAccountant):
     name = "gaussian"
+    cheap = True
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
@@ -41,11 +42,13 @@ class _PreparedGaussian(PreparedAccountant):
         error = mechanism.gram_error
         # No entry of a Gram matrix exceeds the largest on its diagonal.
         self._sensitivity = math.sqrt(float(sums.diagonal.max())) * (1 + error)
-        # Times σ².
+        # Mean and variance of the loss, both multiplied by σ².
         self._mean = float(sums.diagonal.sum()) / (2 * b) * (1 + 3 * error)
         self._variance = sums.total / b**2 * (1 + error)
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         if direction == "remove":
             return Evaluation(gaussian_delta(self._sensitivity / noise_multiplier, epsilon))
         square = noise_multiplier**2

@@ -16,8 +16,9 @@ from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.monte_carlo import MonteCarlo
-from dpmf.accountants.protocol import Accountant
+from dpmf.accountants.protocol import Accountant, Role, suited
 from dpmf.accountants.renyi import Renyi
+from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 
 ACCOUNTANTS: dict[str, type[Accountant]] = {
@@ -45,19 +46,14 @@ def resolve(accountant: str | Accountant) -> Accountant:
     return ACCOUNTANTS[validation.choice("accountant", accountant, tuple(ACCOUNTANTS))]()
 
 
-def suitable(mechanism: Mechanism) -> list[Accountant]:
-    """Every accountant that can be used with the mechanism here, with default options; `best` last, no `auto`."""
-    found = []
-    for name, cls in ACCOUNTANTS.items():
-        if cls is Auto:  # chooses among the others
-            continue
-        accountant = cls()
-        try:
-            accountant.prepare(mechanism)
-        except (ValueError, ImportError):  # correlated noise, an optional package that is not there
-            continue
-        found.append((name == Best.name, accountant))
-    return [accountant for _, accountant in sorted(found, key=lambda pair: pair[0])]
+def suitable(mechanism: Mechanism, *roles: Role) -> list[Accountant]:
+    """The accountants that suit a mechanism, with default options, in the order of the registry.
+
+    Args:
+      mechanism: the mechanism that they are to be used with.
+      roles: which kinds of accountants to consider; all of them where none is named.
+    """
+    return suited((cls() for cls in ACCOUNTANTS.values() if not roles or cls.role in roles), mechanism)
 
 
 def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:
@@ -74,5 +70,5 @@ def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accounta
     known = {item.name for item in fields(accountant)}  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            raise ValueError(f"{name} applies to other accountants than {accountant.name}")
+            raise ArgumentError(name, f"applies to other accountants than {accountant.name}")
     return replace(accountant, **given)  # type: ignore[type-var]

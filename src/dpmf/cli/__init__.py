@@ -1,7 +1,7 @@
-"""The command line: the same words as the Python API, tables for people, ``--json`` for programs.
+"""The command line. It uses the words of the Python API, and prints tables for people and JSON for programs.
 
-Only typer is imported at start, so that ``dpmf --help`` answers at once; each command imports what it needs. To add a
-command, write it in a module of this package and list it below.
+Only typer is imported at the start, so that ``dpmf --help`` answers at once; each command imports what it needs. To add
+a command, write it in a module of this package and list it below.
 """
 
 import os
@@ -55,13 +55,13 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: every foreseeable failure is one line on stderr and exit status 2."""
+    """Run the command line. Every foreseeable failure is one line on stderr and exit status 2."""
     try:
         status = app(standalone_mode=False)
     except (ValueError, ImportError, MemoryError) as error:
-        fail(in_options(str(error)) or type(error).__name__)
+        fail(in_options(error) or type(error).__name__)
     except BrokenPipeError:
-        # The reader went away; keep the interpreter from complaining while it flushes.
+        # The reader of the pipe has closed it; keep the interpreter from complaining while it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
@@ -69,7 +69,7 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except Exception as error:
-        # typer's own usage errors; its exception classes moved between versions, their shape did not.
+        # These are usage errors of typer. Its exception classes moved between versions; their attributes did not.
         if hasattr(error, "format_message"):
             fail(error.format_message())
         if type(error).__name__ == "Abort":

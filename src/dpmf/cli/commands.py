@@ -1,9 +1,10 @@
-"""The commands that answer questions about one mechanism, and the lists of what there is.
+"""The commands that answer questions about one mechanism, and those that list strategies and accountants.
 
-(No ``from __future__ import annotations`` here: typer reads the annotations as objects.)
+(This module has no ``from __future__ import annotations``, because typer reads the annotations as objects.)
 """
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +17,14 @@ from dpmf.cli.options import (
     Json,
     Lower,
     MaxOrder,
-    MemoryBudget,
+    Names,
     NoiseMultiplier,
     Samples,
     Seed,
-    TimeBudget,
     WorkBudget,
     accountant_from,
+    limits_from,
+    listed,
     mechanism_from,
     numbers,
     print_json,
@@ -33,129 +35,88 @@ from dpmf.cli.options import (
 if TYPE_CHECKING:
     from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
-    from dpmf.results import Estimate, PrivacyBound
 
-# Enough for a table to three digits: `compare` samples anew for every noise multiplier it tries.
+# `compare` draws samples for every noise multiplier it tries, and this many suffice for three digits.
 _QUICK_SAMPLES = 100_000
 
 
-def _print_answer(mechanism: "Mechanism", found: "PrivacyBound | Estimate", asked: str, as_json: bool) -> None:
+def _answer(asked: str, mechanism: "Mechanism", accountant: "Accountant", as_json: bool, **question: Any) -> None:
+    """Ask the Python API for a field of its result ("noise_multiplier", "epsilon" or "delta"), and print the result."""
+    import dpmf
     from dpmf import report
 
+    ask = dpmf.calibrate if asked == "noise_multiplier" else getattr(dpmf, asked)
+    with working(f"bounding the {asked.replace('_', ' ')} by {accountant.name}"):
+        found = ask(mechanism, accountant=accountant, **question)
     if as_json:
-        return print_json({"mechanism": mechanism.name, **found.to_dict()})
-    return report.print_answer(mechanism, found, asked)
+        print_json({"mechanism": mechanism.name, **found.to_dict()})
+    else:
+        report.print_answer(mechanism, found, asked)
 
 
-@takes(mechanism_from, accountant_from)
+@takes(mechanism_from, accountant_from, limits_from)
 def calibrate(
     mechanism: "Mechanism",
     accountant: "Accountant",
+    limits: dict[str, Any],
     *,
     epsilon: Epsilon,
     delta: Delta,
-    direction: DirectionName = "both",
     lower: Lower = True,
-    time_budget: TimeBudget = None,
-    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
-    """The smallest noise multiplier that is guaranteed to give (ε, δ)."""
-    import dpmf
-
-    with working(f"calibrating by {accountant.name}"):
-        found = dpmf.calibrate(
-            mechanism,
-            target_epsilon=epsilon,
-            target_delta=delta,
-            accountant=accountant,
-            direction=direction,
-            with_lower=lower,
-            time_budget=time_budget,
-            memory_budget=memory_budget,
-        )
-    _print_answer(mechanism, found, "noise_multiplier", as_json)
+    """Find the smallest noise multiplier that is guaranteed to give (ε, δ)."""
+    question = {"target_epsilon": epsilon, "target_delta": delta, "with_lower": lower, **limits}
+    _answer("noise_multiplier", mechanism, accountant, as_json, **question)
 
 
-@takes(mechanism_from, accountant_from)
+@takes(mechanism_from, accountant_from, limits_from)
 def epsilon(
     mechanism: "Mechanism",
     accountant: "Accountant",
+    limits: dict[str, Any],
     *,
     noise_multiplier: NoiseMultiplier,
     delta: Delta,
-    direction: DirectionName = "both",
     lower: Lower = True,
-    time_budget: TimeBudget = None,
-    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
-    """The ε guaranteed by a noise multiplier at δ."""
-    import dpmf
-
-    with working(f"bounding ε by {accountant.name}"):
-        found = dpmf.epsilon(
-            mechanism,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            accountant=accountant,
-            direction=direction,
-            with_lower=lower,
-            time_budget=time_budget,
-            memory_budget=memory_budget,
-        )
-    _print_answer(mechanism, found, "epsilon", as_json)
+    """Find the ε that a noise multiplier guarantees at δ."""
+    question = {"noise_multiplier": noise_multiplier, "delta": delta, "with_lower": lower, **limits}
+    _answer("epsilon", mechanism, accountant, as_json, **question)
 
 
-@takes(mechanism_from, accountant_from)
+@takes(mechanism_from, accountant_from, limits_from)
 def delta(
     mechanism: "Mechanism",
     accountant: "Accountant",
+    limits: dict[str, Any],
     *,
     noise_multiplier: NoiseMultiplier,
     epsilon: Epsilon,
-    direction: DirectionName = "both",
     lower: Lower = True,
-    time_budget: TimeBudget = None,
-    memory_budget: MemoryBudget = None,
     as_json: Json = False,
 ) -> None:
-    """The δ guaranteed by a noise multiplier at ε."""
-    import dpmf
-
-    with working(f"bounding δ by {accountant.name}"):
-        found = dpmf.delta(
-            mechanism,
-            noise_multiplier=noise_multiplier,
-            epsilon=epsilon,
-            accountant=accountant,
-            direction=direction,
-            with_lower=lower,
-            time_budget=time_budget,
-            memory_budget=memory_budget,
-        )
-    _print_answer(mechanism, found, "delta", as_json)
+    """Find the δ that a noise multiplier guarantees at ε."""
+    question = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "with_lower": lower, **limits}
+    _answer("delta", mechanism, accountant, as_json, **question)
 
 
-@takes(mechanism_from, accountant_from)
+@takes(mechanism_from, accountant_from, limits_from)
 def profile(
     mechanism: "Mechanism",
     accountant: "Accountant",
+    limits: dict[str, Any],
     *,
     noise_multiplier: NoiseMultiplier,
-    epsilon: Annotated[str | None, typer.Option(help="Values of ε, separated by commas. [default: 21 of them]")] = None,
+    epsilon: Annotated[str | None, typer.Option(help="Values of ε, separated by commas. [default: 21 values]")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .csv, .json or .png file. [default: print]")
+        Path | None, typer.Option("--output", "-o", help="A .csv, .json or .png file to write. [default: print]")
     ] = None,
-    direction: DirectionName = "both",
-    lower: Annotated[
-        bool, typer.Option("--lower", help="Also certified lower bounds, in a column of their own.")
-    ] = False,
-    time_budget: TimeBudget = None,
-    memory_budget: MemoryBudget = None,
+    lower: Annotated[bool, typer.Option("--lower", help="Also give certified lower bounds.")] = False,
     as_json: Json = False,
 ) -> None:
-    """δ(ε) over a range of ε."""
+    """Bound δ(ε) over a range of ε."""
     import dpmf
     from dpmf import report
 
@@ -167,20 +128,15 @@ def profile(
             noise_multiplier=noise_multiplier,
             epsilons=grid,
             accountant=accountant,
-            direction=direction,
             with_lower=lower,
-            time_budget=time_budget,
-            memory_budget=memory_budget,
+            **limits,
         )
     if writer is not None:
         writer(mechanism, found)
-        if not as_json:
-            print(f"wrote {output}")
     if as_json:
-        return print_json({"mechanism": mechanism.name, **found.to_dict()})
-    if writer is None:
-        print(report.profile_csv(found), end="")
-    return None
+        print_json({"mechanism": mechanism.name, **found.to_dict()})
+    else:
+        print(report.profile_csv(found) if writer is None else f"wrote {output}\n", end="")
 
 
 @takes(mechanism_from)
@@ -189,86 +145,76 @@ def compare(
     *,
     delta: Delta,
     epsilon: Annotated[str, typer.Option(help="Values of ε, separated by commas.")] = "0.25,0.5,1,2,4,8",
-    accountant: Annotated[
-        str | None, typer.Option(help="Accountants, separated by commas. [default: all that apply]")
-    ] = None,
+    names: Names = None,
     max_order: MaxOrder = None,
     work_budget: WorkBudget = None,
     samples: Samples = None,
     seed: Seed = None,
     direction: DirectionName = "both",
-    plot: Annotated[Path | None, typer.Option(help="Draw the table as a picture (.png, .pdf, .svg).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the table as a picture (.png, .pdf, .svg).")] = None,
     as_json: Json = False,
 ) -> None:
-    """The noise multiplier each accountant asks for, at several ε."""
+    """Compare the noise multipliers that accountants ask for at several ε."""
     from dpmf import report
     from dpmf.accountants.registry import suitable
 
     renyi = {"max_order": max_order, "work_budget": work_budget}
     sampling = {"samples": _QUICK_SAMPLES if samples is None else samples, "seed": seed}
-    # Wrong values are refused whether or not an accountant that uses them is asked.
+    # Wrong values are refused even if no accountant that uses them is asked.
     accountant_from("renyi", max_order, work_budget)
     accountant_from("monte-carlo", **sampling)
     options: dict[str, dict[str, Any]] = {"renyi": renyi, "best": renyi, "monte-carlo": sampling}
-    names = [a.name for a in suitable(mechanism)] if accountant is None else accountant.split(",")
-    accountants = [accountant_from(name, **options.get(name, {})) for name in map(str.strip, names)]
+    by_default = [*(a.name for a in suitable(mechanism, "bound", "estimate", "baseline")), "best"]
+    accountants = [accountant_from(name, **options.get(name, {})) for name in listed(names) or by_default]
     grid = numbers("--epsilon", epsilon)
     draw = None if plot is None else report.comparison_plotter(plot)
     comparison = report.compare(mechanism, accountants, grid, delta, direction, progress=sys.stderr.isatty())
-    if draw is not None and comparison.complete:
-        draw(comparison)
     if as_json:
         print_json(comparison.to_dict())
     else:
         report.print_comparison(comparison)
-        if draw is not None and comparison.complete:
-            print(f"wrote {plot}")
     if not comparison.complete:
         raise KeyboardInterrupt
+    if draw is not None:
+        draw(comparison)
+        if not as_json:
+            print(f"wrote {plot}")
+
+
+def _print_list(name: str, head: tuple[str, ...], rows: Iterable[dict[str, Any]], as_json: bool) -> None:
+    """Print a list as JSON, or as a table with one column for each entry of `head`."""
+    if as_json:
+        return print_json({name: list(rows)})
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*head)
+    for row in rows:
+        cells = [" ".join(cell) if isinstance(cell, list) else cell for cell in row.values()]
+        table.add_row(*(cell.replace("[", "\\[") for cell in cells))
+    Console().print(table)
+    return None
 
 
 def accountants(as_json: Json = False) -> None:
-    """The accountants known, and what each is."""
+    """List the accountants."""
     from dpmf.accountants.registry import ACCOUNTANTS
 
-    if as_json:
-        rows = [{"accountant": name, "description": cls.summary} for name, cls in ACCOUNTANTS.items()]
-        return print_json({"accountants": rows})
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("--accountant", "what it is")
-    for name, cls in ACCOUNTANTS.items():
-        table.add_row(name, cls.summary)
-    Console().print(table)
-    return None
+    rows = [{"accountant": name, "description": cls.summary} for name, cls in ACCOUNTANTS.items()]
+    _print_list("accountants", ("--accountant", "what it is"), rows, as_json)
 
 
 def strategies(as_json: Json = False) -> None:
-    """The strategies known, and the options each takes."""
-    from dpmf import strategies as known
+    """List the strategies and the options that each takes."""
+    from dpmf.strategies import NAMES
 
-    rows = [
-        {
-            "strategy": name,
-            "description": entry.description,
-            "options": [f"--{o}" for o in entry.options],
-            "optional": [f"--{o}" for o in entry.optional],
-        }
-        for name, entry in known.NAMES.items()
-    ]
-    if as_json:
-        return print_json({"strategies": rows})
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("--strategy", "what C is", "options")
-    for row in rows:
-        optional = row["optional"]
-        table.add_row(
-            str(row["strategy"]),
-            str(row["description"]),
-            " ".join(f"[{o}]" if o in optional else o for o in row["options"]).replace("[", "\\["),
-        )
-    Console().print(table)
-    return None
+    rows = []
+    for name, entry in NAMES.items():
+        row: dict[str, Any] = {"strategy": name, "description": entry.description}
+        if as_json:
+            optional = [f"--{o}" for o in entry.optional]
+            row |= {"options": [f"--{o}" for o in entry.options], "optional": optional}
+        else:
+            row["options"] = [f"[--{o}]" if o in entry.optional else f"--{o}" for o in entry.options]
+        rows.append(row)
+    _print_list("strategies", ("--strategy", "what C is", "options"), rows, as_json)

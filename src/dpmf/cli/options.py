@@ -1,6 +1,6 @@
-"""What the commands share: their options, the builders behind them, error messages, output.
+"""What the commands share: their options, the builders behind them, error messages and output.
 
-(No ``from __future__ import annotations`` here: typer reads the annotations as objects.)
+(This module has no ``from __future__ import annotations``, because typer reads the annotations as objects.)
 """
 
 import contextlib
@@ -14,101 +14,95 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from dpmf.errors import ArgumentError
+
 if TYPE_CHECKING:
     from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
 
-# How the arguments of the Python API are called here, for error messages.
+# Arguments of the Python API whose option has another name.
 _OPTION_OF = {
-    "accountant": "--accountant",
     "accountants": "--accountant",
-    "bandwidth": "--bandwidth",
-    "batches_per_epoch": "--batches-per-epoch",
-    "buffers": "--buffers",
     "coefficients": "--file",
-    "delta": "--delta",
-    "direction": "--direction",
-    "epochs": "--epochs",
-    "failure_probability": "--failure-probability",
-    "epsilon": "--epsilon",
     "epsilons": "--epsilon",
-    "file": "--file",
-    "iterations": "--iterations",
     "matrix": "--file: matrix",
-    "max_order": "--max-order",
-    "memory_budget": "--memory-budget",
-    "noise_multiplier": "--noise-multiplier",
-    "port": "--port",
-    "samples": "--samples",
-    "seed": "--seed",
-    "strategy": "--strategy",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
-    "time_budget": "--time-budget",
-    "tolerance": "--tolerance",
-    "time_limit": "--time-limit",
-    "work_budget": "--work-budget",
-    "workers": "--workers",
 }
 
 
-def _strategies(start: str) -> list[str]:
+def _completed(names: Callable[[], Any]) -> Callable[[str], list[str]]:
+    """Return the shell completion of an option whose values are the names that `names` returns."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
+
+def _strategies() -> Any:
     from dpmf.strategies import NAMES
 
-    return [name for name in NAMES if name.startswith(start)]
+    return NAMES
 
 
-def _accountants(start: str) -> list[str]:
+def _accountants() -> Any:
     from dpmf.accountants.registry import ACCOUNTANTS
 
-    return [name for name in ACCOUNTANTS if name.startswith(start)]
-
-
-def _directions(start: str) -> list[str]:
-    return [name for name in ("both", "remove", "add") if name.startswith(start)]
+    return ACCOUNTANTS
 
 
 StrategyName = Annotated[
     str,
     typer.Option(
         help="dpsgd, bsr, bisr, bandmf, bandinvmf, blt, coefficients or matrix (see: dpmf strategies).",
-        autocompletion=_strategies,
+        autocompletion=_completed(_strategies),
     ),
 ]
-Epochs = Annotated[int, typer.Option(help="Epochs k.")]
-Batches = Annotated[int, typer.Option(help="Batches per epoch b, the number of bins.")]
-Iterations = Annotated[int | None, typer.Option(help="Iterations N, where the last epoch is cut off. [default: k·b]")]
+Epochs = Annotated[int, typer.Option(help="Number of epochs k.")]
+Batches = Annotated[int, typer.Option(help="Batches per epoch b, which is the number of bins.")]
+Iterations = Annotated[
+    int | None, typer.Option(help="Number of iterations N, if the last epoch is cut short. [default: k·b]")
+]
 Bandwidth = Annotated[
     int | None, typer.Option(help="Bandwidth p of C (bsr, bandmf) or of its inverse (bisr, bandinvmf).")
 ]
-Buffers = Annotated[int | None, typer.Option(help="Buffers of a BLT. [default: chosen by the optimiser]")]
-File = Annotated[Path | None, typer.Option(help="Coefficients (.npy, .csv, .txt) or matrix (.npy, .csv).")]
+Buffers = Annotated[int | None, typer.Option(help="Number of buffers of a BLT. [default: chosen by the optimiser]")]
+File = Annotated[Path | None, typer.Option(help="File of coefficients (.npy, .csv, .txt) or a matrix (.npy, .csv).")]
 Normalized = Annotated[bool, typer.Option("--normalized", help="Divide C by its largest column norm first.")]
 AccountantName = Annotated[
     str,
     typer.Option(
         help="best, auto, renyi, conditional, chain, monte-carlo, ... (see: dpmf accountants).",
-        autocompletion=_accountants,
+        autocompletion=_completed(_accountants),
     ),
 ]
-MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order tried.")]
-WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates per noise multiplier (Rényi).")]
-Tolerance = Annotated[float | None, typer.Option(help="Gap to the lower bound that is close enough (auto).")]
-TimeBudget = Annotated[
-    float | None, typer.Option(help="Seconds after which the best bound reached so far is the answer.")
-]
+MaxOrder = Annotated[int | None, typer.Option(help="Largest Rényi order to try.")]
+WorkBudget = Annotated[float | None, typer.Option(help="Elementary updates allowed per noise multiplier (Rényi).")]
+Tolerance = Annotated[float | None, typer.Option(help="Gap to the lower bound that is small enough (auto).")]
+TimeBudget = Annotated[float | None, typer.Option(help="Seconds after which the best bound found so far is returned.")]
 MemoryBudget = Annotated[
-    float | None, typer.Option(help="Bytes of arrays at a time: the best bound within them is the answer, e.g. 2e9.")
+    float | None,
+    typer.Option(help="Bytes that arrays may take at a time, e.g. 2e9; the best bound within them counts."),
 ]
-Samples = Annotated[int | None, typer.Option(help="Samples (monte-carlo).")]
-Seed = Annotated[int | None, typer.Option(help="Seed (monte-carlo).")]
+Samples = Annotated[int | None, typer.Option(help="Number of samples (monte-carlo).")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the samples (monte-carlo).")]
 FailureProbability = Annotated[
-    float | None, typer.Option(help="Give a bound that fails with this probability, not an estimate (monte-carlo).")
+    float | None,
+    typer.Option(help="Give a bound that fails with this probability instead of an estimate (monte-carlo)."),
 ]
 DirectionName = Annotated[
-    str, typer.Option(help="Neighbouring relation: both, remove or add.", autocompletion=_directions)
+    str,
+    typer.Option(
+        help="Neighbouring relation: both, remove or add.",
+        autocompletion=_completed(lambda: ("both", "remove", "add")),
+    ),
 ]
-Lower = Annotated[bool, typer.Option("--lower/--no-lower", help="Also what is certainly impossible.")]
+Names = Annotated[
+    str | None,
+    typer.Option("--accountant", help="Accountants, separated by commas. [default: those that suit the mechanism]"),
+]
+Lower = Annotated[bool, typer.Option("--lower/--no-lower", help="Also print a certified lower bound.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Epsilon = Annotated[float, typer.Option(help="ε of the guarantee.")]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee.")]
@@ -125,20 +119,10 @@ def mechanism_from(
     file: File = None,
     normalized: Normalized = False,
 ) -> "Mechanism":
-    from dpmf import BallsInBins, Mechanism, strategies, validation
+    """Build the mechanism that the options describe."""
+    from dpmf import BallsInBins, Mechanism, strategies
 
-    validation.choice("strategy", strategy, tuple(strategies.NAMES))
-    takes = strategies.NAMES[strategy].options
-    given = {"bandwidth": bandwidth, "buffers": buffers, "file": file}
-    for option, value in given.items():
-        if value is not None and option not in takes:
-            raise ValueError(f"--{option} does not apply to --strategy {strategy}")
-        if value is None and option in takes and option not in strategies.NAMES[strategy].optional:
-            raise ValueError(f"--strategy {strategy} needs --{option}")
-    arguments = [value for option, value in given.items() if option in takes]
-    chosen = getattr(strategies, strategy)(*arguments)
-    if normalized:
-        chosen = chosen.normalized()
+    chosen = strategies.build(strategy, bandwidth=bandwidth, buffers=buffers, file=file, normalized=normalized)
     return Mechanism(chosen, BallsInBins(epochs, batches_per_epoch, iterations))
 
 
@@ -151,6 +135,7 @@ def accountant_from(
     seed: Seed = None,
     failure_probability: FailureProbability = None,
 ) -> "Accountant":
+    """Build the accountant that the options describe, and refuse options that it does not have."""
     from dpmf.accountants.registry import resolve, with_options
 
     sampling = {"samples": samples, "seed": seed, "failure_probability": failure_probability}
@@ -158,10 +143,17 @@ def accountant_from(
     return with_options(resolve(accountant), options)
 
 
-def takes(*builders: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of each builder, and hand it what they build as its first arguments.
+def limits_from(
+    direction: DirectionName = "both", time_budget: TimeBudget = None, memory_budget: MemoryBudget = None
+) -> dict[str, Any]:
+    """Collect the keyword arguments that every function of the Python API takes."""
+    return {"direction": direction, "time_budget": time_budget, "memory_budget": memory_budget}
 
-    One list of mechanism options then serves every command.
+
+def takes(*builders: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of each builder, and pass what they build as its first arguments.
+
+    One list of options then serves every command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -188,7 +180,7 @@ def takes(*builders: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
 
 @contextlib.contextmanager
 def working(what: str = "working") -> Iterator[None]:
-    """A spinner on stderr while something takes time; silent when piped."""
+    """Show a spinner on stderr during work that takes time; show nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -204,26 +196,32 @@ def working(what: str = "working") -> Iterator[None]:
 
 
 def print_json(value: dict[str, Any]) -> None:
+    """Print one line of JSON."""
     print(json.dumps(value, allow_nan=False))
 
 
+def listed(text: str | None) -> list[str] | None:
+    """Split a list that was typed with commas, if one was typed."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
 def numbers(option: str, text: str) -> list[float]:
+    """Read a list of numbers that was typed with commas."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} must be numbers separated by commas, got {text!r}") from None
 
 
-def in_options(message: str) -> str:
-    """A message of the Python API in the words of the command line."""
-    first, _, rest = message.partition(" ")
-    return (
-        f"{_OPTION_OF[first]} {rest}"
-        if first in _OPTION_OF and rest.startswith(("must", "is", "has", "applies"))
-        else message
-    )
+def in_options(error: BaseException) -> str:
+    """Return the message of an error of the Python API, with the argument replaced by its option."""
+    if not isinstance(error, ArgumentError):
+        return str(error)
+    option = _OPTION_OF.get(error.argument, "--" + error.argument.replace("_", "-"))
+    return f"{option} {error.complaint}"
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
+    """Print one line on stderr and end the process."""
     print("dpmf: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(status)

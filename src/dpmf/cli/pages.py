@@ -1,6 +1,6 @@
-"""The commands that show a whole view: a page to explore, a file to keep.
+"""The commands that show a whole view: a page to explore, and a file to keep.
 
-(No ``from __future__ import annotations`` here: typer reads the annotations as objects.)
+(This module has no ``from __future__ import annotations``, because typer reads the annotations as objects.)
 """
 
 import functools
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmf.cli.options import Delta, DirectionName, Epsilon, MaxOrder, mechanism_from, takes
+from dpmf.cli.options import Delta, DirectionName, Epsilon, MaxOrder, Names, listed, mechanism_from, takes
 
 if TYPE_CHECKING:
     from dpmf.mechanism import Mechanism
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def explore(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8501,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
-    workers: Annotated[int, typer.Option(help="Processes that compute, shared by all tabs.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of processes that compute, shared by all tabs.")] = 2,
     time_limit: Annotated[float, typer.Option(help="Seconds after which a view is shown as far as it got.")] = 180.0,
 ) -> None:
-    """A page on this machine to explore strategies, noise multipliers and δ(ε) (needs the extra [web])."""
+    """Serve a page on this machine to explore strategies, noise multipliers and δ(ε) (needs the extra [web])."""
     from dpmf.web.serve import serve
 
     serve(port, browser, workers, time_limit)
@@ -30,7 +30,7 @@ def explore(
 
 @functools.wraps(mechanism_from)
 def _described(**options: Any) -> "tuple[Mechanism, dict[str, Any]]":
-    """The mechanism, and the words that named it."""
+    """Return the mechanism and the options that describe it."""
     return mechanism_from(**options), options
 
 
@@ -41,29 +41,27 @@ def report(
     epsilon: Epsilon,
     delta: Delta,
     output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
-    accountant: Annotated[
-        str | None, typer.Option(help="Accountants, separated by commas. [default: dpmf's deterministic ones]")
-    ] = None,
+    names: Names = None,
     max_order: MaxOrder = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise multiplier of the curves. [default: the smallest found]")
     ] = None,
     direction: DirectionName = "both",
 ) -> None:
-    """All that `explore` shows, as one self-contained HTML file."""
+    """Write everything that `explore` shows as one self-contained HTML file."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from dpmf.report import checked_output, write_atomically
+    from dpmf.files import write_atomically
+    from dpmf.report import checked_output
     from dpmf.web.document import html
     from dpmf.web.pictures import drawn
-    from dpmf.web.recipe import Recipe
+    from dpmf.web.request import Request
     from dpmf.web.view import views
 
     mechanism, words = described
     checked_output(output, (".html",))
-    names = None if accountant is None else [name.strip() for name in accountant.split(",")]
-    recipe = Recipe(
+    request = Request(
         **{**words, "file": None if words["file"] is None else str(words["file"])},
         epsilon=epsilon,
         delta=delta,
@@ -74,16 +72,8 @@ def report(
     view = None
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("")
-        for view in views(
-            mechanism,
-            epsilon,
-            delta,
-            direction,
-            accountants=names,
-            max_order=max_order,
-            noise_multiplier=noise_multiplier,
-        ):
+        for view in views(mechanism, request, listed(names)):
             progress.update(task, completed=view.done, total=view.steps, description=view.doing)
     assert view is not None
-    write_atomically(output, html(view, recipe, drawn(view)).encode())
+    write_atomically(output, html(view, request, drawn(view)).encode())
     print(f"wrote {output}")

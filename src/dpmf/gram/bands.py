@@ -11,14 +11,14 @@ from dpmf.numerics import Array
 
 
 def cyclic_distance(b: int) -> np.ndarray:
-    """The b × b matrix of distances between indices on a ring."""
+    """Return the b × b matrix of distances between indices on a ring."""
     i = np.arange(b)
     linear = np.abs(i[:, None] - i[None, :])
     return np.asarray(np.minimum(linear, b - linear))
 
 
 def cyclic_bandwidth(gram: Array) -> int:
-    """The least p with G[i, j] = 0 wherever the cyclic distance of i and j is at least p (0 for G = 0)."""
+    """Return the least p with G[i, j] = 0 whenever the cyclic distance of i and j is at least p (0 if G = 0)."""
     b = len(gram)
     for distance in range(b // 2, -1, -1):
         i = np.arange(b)
@@ -28,7 +28,7 @@ def cyclic_bandwidth(gram: Array) -> int:
 
 
 def circulant_majorant(gram: Array) -> Array:
-    """g_d = max_i G[i, (i+d) mod b]: the first row of the least circulant matrix above G."""
+    """Return g_d = max_i G[i, (i+d) mod b], the first row of the least circulant matrix above G."""
     b = len(gram)
     i = np.arange(b)
     return np.array([gram[i, (i + d) % b].max() for d in range(b)])
@@ -39,12 +39,10 @@ class BandedMajorant:
     """The cyclically p-banded matrix G^(p) and the constant τ with G ≤ G^(p) + τ·1 entrywise.
 
     Attributes:
-      p: the cyclic bandwidth kept; 0 keeps nothing (τ is then the largest entry).
-      band: b × max(p, 1); band[i, d] = G^(p)[i − d, i] for d ≤ i (linear neighbours below i).
-      wrap: b × max(p, 1); wrap[i, d] = G^(p)[i, i + d − b] for i + d ≥ b where that pair has linear distance ≥ p.
+      p: the cyclic bandwidth that is kept; 0 keeps nothing, and τ is then the largest entry.
+      band: b × max(p, 1), with band[i, d] = G^(p)[i − d, i] for d ≤ i (linear neighbours below i).
+      wrap: b × max(p, 1), with wrap[i, d] = G^(p)[i, i + d − b] for i + d ≥ b, if that pair has linear distance ≥ p.
       tau: the constant.
-      wraps: whether any wrapped entry is non-zero.
-      exact: whether nothing was truncated (τ = 0).
     """
 
     p: int
@@ -54,18 +52,21 @@ class BandedMajorant:
 
     @property
     def wraps(self) -> bool:
+        """Whether any wrapped entry is non-zero."""
         return bool(np.any(self.wrap))
 
     @property
     def exact(self) -> bool:
+        """Whether nothing was truncated."""
         return self.tau == 0.0
 
 
 def truncate(gram: Array, p: int) -> BandedMajorant:
     """Split G into its cyclic band of bandwidth p and τ, the largest entry outside the band.
 
-    p is cut to ⌊b/2⌋ + 1, at which every pair is inside. Inside, G^(p) = max(G − τ, 0), so that G^(p) + τ ≥ G
-    everywhere. A pair is listed once: as a linear neighbour if |i − j| < p, as a wrapped one otherwise.
+    At p = ⌊b/2⌋ + 1 every pair is inside the band; larger p are treated as this one. Inside, G^(p) = max(G − τ, 0), so
+    that G^(p) + τ ≥ G everywhere. A pair is listed once: as a linear neighbour if |i − j| < p, as a wrapped one
+    otherwise.
     """
     b = len(gram)
     budget.require(32.0 * b * b, f"the bands of the {b} × {b} Gram matrix", "batches_per_epoch")

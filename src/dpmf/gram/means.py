@@ -1,6 +1,6 @@
 """The means of the dominating pair, and their Gram matrix.
 
-Each record is thrown into one of b bins, once, and takes part in the iterations i, i + b, i + 2b, ... of its bin i. By
+Each record is assigned to one of b bins, once, and takes part in the iterations i, i + b, i + 2b, ... of its bin i. By
 Lemma 3.2 of Choquette-Choo et al. (2025) the pair P = 1/b Σ N(m_i, σ²I), Q = N(0, σ²I) with m_i = Σ_j |C|[:, i + jb]
 dominates the mechanism (remove: (P, Q); add: (Q, P)). Everything an accountant needs is in the Gram matrix of the m_i.
 """
@@ -17,11 +17,11 @@ from dpmf.numerics import Array
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 _CHUNK_BYTES = 64 * 2**20
-_PIECE = 2e8  # products between two looks at the clock
+_PIECE = 2e8  # products between two checks of the time budget
 
 
 def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
-    """The first mixture mean m_0; m_i is this sequence moved down by i and cut off at N."""
+    """Return the first mixture mean m_0; m_i is this sequence moved down by i and cut off at N."""
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
     padded = np.zeros(k * b)
     np.abs(strategy.strategy_coef(n), out=padded[:n])
@@ -30,7 +30,7 @@ def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
 
 
 def mean_rows(strategy: Strategy, batching: BallsInBins) -> Iterator[tuple[int, Array]]:
-    """The mixture means by iteration: (first row t, block whose row r holds m_0[t+r], ..., m_{b−1}[t+r])."""
+    """Iterate over the mixture means, as (first iteration t, block whose row r holds m_0[t+r], ..., m_{b−1}[t+r])."""
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
     if isinstance(strategy, ToeplitzStrategy):
         folded = np.concatenate((np.zeros(b), folded_column(strategy, batching)))
@@ -47,10 +47,10 @@ def mean_rows(strategy: Strategy, batching: BallsInBins) -> Iterator[tuple[int, 
 
 
 def gram_matrix(strategy: Strategy, batching: BallsInBins) -> Array:
-    """G[i, j] = ⟨m_i, m_j⟩, b × b.
+    """Return the b × b matrix G[i, j] = ⟨m_i, m_j⟩.
 
-    Toeplitz strategies take O(bN) time and O(b² + N) memory, others are streamed by rows. Every entry is a sum of
-    non-negative products of sums of at most k ≤ N terms, so its relative rounding error is at most (2N + 4)·2⁻⁵².
+    Toeplitz strategies take O(bN) time and O(b² + N) memory, others are streamed by rows. `Mechanism.gram_error` bounds
+    the rounding error.
     """
     b = batching.batches_per_epoch
     budget.require(8.0 * b * b, f"the {b} × {b} Gram matrix", "batches_per_epoch")

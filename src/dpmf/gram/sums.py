@@ -1,8 +1,8 @@
-"""What the Gram matrix of the mixture means says about itself without being made: for b = 10⁵ it would take 80 GB.
+"""Sums of the Gram matrix and bounds on its diagonals, without forming it: for b = 10⁵ it would take 80 GB.
 
-For a Toeplitz strategy mean i is the folded column f moved down by i and cut off at N, so G[i, i+d] = Σ f[s]·f[s+d],
-s < N − i − d: the largest entry of each diagonal is the first, an autocorrelation of f, and sums of G are correlations
-too. All take a few arrays of N numbers, and FFTs of pieces of them. Other strategies are streamed by rows.
+For a Toeplitz strategy, mean i is the folded column f moved down by i and cut off at N, so G[i, i+d] = Σ f[s]·f[s+d]
+over s < N − i − d. The largest entry of each diagonal is the first, an autocorrelation of f, and sums of G are
+correlations too. All take a few arrays of N numbers, and FFTs of pieces of them. Other strategies are streamed by rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dpmf.gram.means import folded_column, mean_rows
 from dpmf.numerics import UNIT, Array
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
-_FFT_ERROR = 8 * UNIT  # of a transform in ℓ², relative, times log₂ of its length
-_PIECE = 2**20  # entries that are worked on at a time
+_FFT_ERROR = 8 * UNIT  # relative error of a transform in ℓ², divided by log₂ of its length
+_PIECE = 2**20  # how many entries to work on at a time
 
 
 @dataclass(frozen=True, eq=False)
 class GramSums:
-    """The diagonal of G and the sum of its entries, to a relative (N + 2b + 8)·2⁻⁵²."""
+    """The diagonal of G and the sum of its entries, with a relative error of at most `Mechanism.gram_error`."""
 
     diagonal: Array
     total: float
@@ -32,19 +32,19 @@ class GramSums:
 
 @dataclass(frozen=True, eq=False)
 class LowerSums:
-    """The sums of the rows of G and its least entry, both from below."""
+    """Lower bounds on the sums of the rows of G and on its least entry."""
 
     row_sums: Array
     least: float
 
 
 def sum_of_squares(values: Array) -> float:
-    """Without an array of the squares, and without the threads a BLAS would start for it."""
+    """Return Σ v², without an array of the squares and without the threads that a BLAS would start."""
     return float(np.einsum("i,i->", values, values))
 
 
 def gram_sums(strategy: Strategy, batching: BallsInBins) -> GramSums:
-    """O(N) for Toeplitz strategies, one pass over the rows for others."""
+    """Return the diagonal and the sum of G, in O(N) for Toeplitz strategies, in one pass over the rows for others."""
     n, b = batching.iterations, batching.batches_per_epoch
     if isinstance(strategy, ToeplitzStrategy):
         folded = folded_column(strategy, batching)
@@ -60,14 +60,14 @@ def gram_sums(strategy: Strategy, batching: BallsInBins) -> GramSums:
 
 
 def _sum_of_means(folded: Array, b: int) -> Array:
-    """Σ_i m_i: sums of f over windows of b, made of sums of positive numbers only."""
+    """Return Σ_i m_i, the sums of f over windows of b. Only non-negative numbers are added."""
     n = len(folded)
     epochs = -(-n // b)
     sums = np.zeros(epochs * b)
     sums[:n] = folded
     rows = sums.reshape(epochs, b)
     few = max(1, _PIECE // b)
-    for stop in range(epochs, 0, -few):  # from the end: each epoch needs the one before it as it was
+    for stop in range(epochs, 0, -few):  # from the end, because each epoch needs the one before it unchanged
         start = max(0, stop - few)
         before = rows[max(0, start - 1) : stop - 1, :0:-1].cumsum(axis=1)[:, ::-1]
         np.cumsum(rows[start:stop], axis=1, out=rows[start:stop])
@@ -76,12 +76,13 @@ def _sum_of_means(folded: Array, b: int) -> Array:
 
 
 def _correlation(first: Array, second: Array, lags: int) -> tuple[Array, float]:
-    """Σ_s first[s]·second[s + d] for d < lags, and a bound on the error of each; `first` in pieces, to save memory.
+    """Return Σ_s first[s]·second[s + d] for d < lags, and a bound on the error of each entry.
 
-    The transforms of a piece and of the part of `second` that it meets are wrong by t = 8u·log₂ n relative to their ℓ²
-    norms; an entry of their product by 2t of the product of the norms, which add up to less than 3t·‖first‖·‖second‖
-    (Cauchy and Schwarz; no entry of `second` is met more than twice); an entry of the inverse transform by t of its
-    norm. Adding m spectra up adds 2mu·‖first‖·‖second‖.
+    `first` is transformed in pieces, to save memory. The transforms of a piece and of the part of `second` that it
+    meets have an error of t = 8u·log₂ n relative to their ℓ² norms, and their product has an error of 2t relative to
+    the product of the norms. These add up to less than 3t·‖first‖·‖second‖ (Cauchy–Schwarz; no entry of `second` is met
+    more than twice). An entry of the inverse transform has an error of t relative to its norm. Adding m spectra adds
+    2mu·‖first‖·‖second‖.
     """
     from scipy import fft
 
@@ -105,7 +106,7 @@ def _correlation(first: Array, second: Array, lags: int) -> tuple[Array, float]:
 
 
 def toeplitz_lags(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
-    """For each d < b a number that no G[i, i+d] exceeds, a relative 10⁻¹³ of G[0, 0] above the largest at most.
+    """Return for each d < b an upper bound on all G[i, i+d], larger than the largest by about 10⁻¹³·G[0, 0].
 
     **Formal guarantees.** The first entry of each diagonal is its largest. The error bound of the transforms is added,
     and the relative error of the products of two sums of k numbers. Where these would hide a decay, a second bound is
@@ -129,8 +130,11 @@ def toeplitz_lags(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
 
 
 def lower_sums(strategy: ToeplitzStrategy, batching: BallsInBins) -> LowerSums:
-    """**Formal guarantees.** Row i of G sums to ⟨m_i, Σ m_j⟩; the least entry of each diagonal is its last. The error
-    bound of the transforms is taken off; the relative error of the products is left to the caller."""
+    """Return lower bounds on the sums of the rows of G and on its least entry.
+
+    **Formal guarantees.** Row i of G sums to ⟨m_i, Σ m_j⟩, and the least entry of each diagonal is its last. The error
+    bound of the transforms is subtracted. The caller subtracts the relative error (`Mechanism.gram_error`).
+    """
     n, b = batching.iterations, batching.batches_per_epoch
     folded = folded_column(strategy, batching)
     rows, error = _correlation(folded, _sum_of_means(folded, b), b)

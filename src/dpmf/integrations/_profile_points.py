@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpmf.accountants.gaussian import Gaussian
+from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import Accountant, Direction, PreparedAccountant
 from dpmf.loss.dominating_pair import DominatingPair, dominating_pair, falling, hull
 from dpmf.mechanism import Mechanism
@@ -46,7 +47,7 @@ class ProfilePoints:
         for direction in self.values:
             last = self._last_index(mechanism, direction)
             places = sorted({round(share * last) for share in _PILOTS} | {1})
-            table = [member.deltas_one_way(sigma, self._epsilons(places), direction) for member in self._members]
+            table = [member.deltas(sigma, self._epsilons(places), direction) for member in self._members]
             for place, column in zip(places, zip(*table, strict=True), strict=True):
                 winner = int(np.argmin(column))
                 self._pilots[direction][place] = self._members[winner]
@@ -58,7 +59,7 @@ class ProfilePoints:
     def _last_index(self, mechanism: Mechanism, direction: Direction) -> int:
         """About where δ falls below the tail; from members that answer at once, or without amplification."""
         quick = [member for member in self._members if member.name in _QUICK] or [Gaussian().prepare(mechanism)]
-        epsilon = min(member.epsilon_one_way(self._sigma, TAIL, direction).value for member in quick)
+        epsilon = min(member.epsilon(self._sigma, TAIL, direction).value for member in quick)
         return max(2, min(math.ceil(min(epsilon, _LARGEST_EPSILON) / self._interval), _LARGEST_INDEX))
 
     def evaluate(self, direction: Direction, places: Sequence[int]) -> None:
@@ -73,7 +74,7 @@ class ProfilePoints:
                 if place not in mine:
                     mine.append(place)
         for member, mine in asked.values():
-            found = member.deltas_one_way(self._sigma, self._epsilons(mine), direction)
+            found = member.deltas(self._sigma, self._epsilons(mine), direction)
             for place, delta in zip(mine, found, strict=True):
                 self.values[direction][place] = min(delta, self.values[direction].get(place, 1.0))
 
@@ -121,7 +122,7 @@ def _gaps(widths: Array, falls: Array) -> Array:
 
 def _worth_asking(prepared: PreparedAccountant) -> list[PreparedAccountant]:
     """The members; without conditional composition where a chain is, which is tighter and much faster."""
-    members = list(prepared.members())
+    members = list(Least.of(prepared).bounds())
     if any(member.name == "chain" for member in members):
         members = [member for member in members if member.name != "conditional"]
     return members

@@ -20,7 +20,7 @@ from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_dist
 from dpmf import validation
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
-from dpmf.api import DEFAULT_ACCOUNTANT, _checked_noise
+from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins
 from dpmf.integrations._profile_points import ProfilePoints
 from dpmf.mechanism import Mechanism
@@ -29,39 +29,39 @@ from dpmf.strategies.base import Strategy
 NeighboringRelation = privacy_accountant.NeighboringRelation
 _ErrorDetails = privacy_accountant.PrivacyAccountant.CompositionErrorDetails
 
-# Records are thrown into bins independently, so a record replaced by one that contributes nothing is a record removed.
+# Records are assigned to bins independently, so replacing a record by one that contributes nothing removes it.
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
-_NO_PRIVACY = 1e-9
-_CACHED = 64  # distributions kept, a few hundred numbers each
+_LEAST_FINITE_MASS = 1e-9  # dp_accounting cannot compose a distribution with less mass of finite loss
+_CACHED = 64  # how many distributions are kept, a few hundred numbers each
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     """A matrix mechanism run on balls-in-bins batches.
 
-    Each record is thrown into one of b bins, independently and uniformly, and takes part in the iterations i, i + b,
+    Each record is assigned to one of b bins, independently and uniformly, and takes part in the iterations i, i + b,
     i + 2b, ... of its bin i. With x_t the sum of the (clipped) contributions of the records of iteration t, the
     mechanism releases C·x + Z, where C is the strategy and Z has independent entries N(0, σ²) for a record whose
     contributions have norm at most 1. Contributions may depend on what was released before.
 
     Attributes:
       strategy: C, as given: nothing is column-normalised.
-      epochs: k, how often the bins are gone through.
+      epochs: k, how often every bin is used.
       batches_per_epoch: b, the number of bins.
       noise_multiplier: σ, for clipping norm 1; 0 is no privacy.
-      iterations: N; k·b unless the last epoch is cut off, (k−1)·b < N ≤ k·b.
+      iterations: N, by default k·b. A smaller N with (k−1)·b < N cuts off the last epoch.
     """
 
     strategy: Strategy
     epochs: int
     batches_per_epoch: int
     noise_multiplier: float
-    iterations: int = 0
+    iterations: int | None = None
 
     def __attrs_post_init__(self) -> None:
         sigma = validation.non_negative("noise_multiplier", self.noise_multiplier)
         mechanism = Mechanism(self.strategy, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
-        # In one form, so that equal mechanisms are equal events.
+        # All fields are normalised, so that equal mechanisms are equal events.
         object.__setattr__(self, "strategy", mechanism.strategy)
         for name in ("epochs", "batches_per_epoch", "iterations"):
             object.__setattr__(self, name, getattr(mechanism.batching, name))
@@ -69,7 +69,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
     @classmethod
     def of(cls, mechanism: Mechanism, noise_multiplier: float) -> BallsInBinsMatrixDpEvent:
-        """The event of running a mechanism with a noise multiplier."""
+        """Return the event of running a mechanism with a noise multiplier."""
         if not isinstance(mechanism, Mechanism):
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         bins = mechanism.batching
@@ -77,13 +77,13 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
     @property
     def mechanism(self) -> Mechanism:
-        """What is run, without the noise multiplier."""
+        """The mechanism that is run, which does not include the noise multiplier."""
         return Mechanism(self.strategy, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
 
 
 @contextlib.contextmanager
 def _working(what: str) -> Iterator[None]:
-    """A spinner on a terminal: correlated noise takes a while."""
+    """Show a spinner if stderr is a terminal: correlated noise takes a while."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
@@ -97,9 +97,9 @@ def _working(what: str) -> Iterator[None]:
 def _cached_distribution(
     event: BallsInBinsMatrixDpEvent, interval: float, accountant: Accountant, tolerance: float
 ) -> tuple[Any, float]:
-    """The distribution, and the lesser of the finite masses of its two directions."""
+    """Return the distribution, and the mass of finite losses in the direction that has less of it."""
     mechanism = event.mechanism
-    sigma = _checked_noise(mechanism, event.noise_multiplier)
+    sigma = mechanism.checked_noise(event.noise_multiplier)
     with _working(f"loss distribution of {mechanism.name}"):
         pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
@@ -118,17 +118,17 @@ def loss_distribution(
     accountant: str | Accountant = DEFAULT_ACCOUNTANT,
     relative_tolerance: float = 0.003,
 ) -> Any:
-    """dp_accounting's `PrivacyLossDistribution` of an event with noise, from dpmf's bounds on δ(ε).
+    """Return dp_accounting's `PrivacyLossDistribution` of an event, made from dpmf's bounds on δ(ε).
+
+    The 64 distributions used last are kept.
 
     Args:
       event: what is run; its noise multiplier must be positive.
-      value_discretization_interval: spacing of the lattice of losses.
-      accountant: where the bounds on δ(ε) come from; one that samples is refused.
-      relative_tolerance: the share of ε that replacing the bounds by a discrete distribution may cost (of the
-        deviation of the loss, for ε smaller than that). What is aimed at, not promised; half of it takes 1.4 times as
+      value_discretization_interval: the spacing of the lattice of losses.
+      accountant: where the bounds on δ(ε) come from; an accountant that samples is refused.
+      relative_tolerance: how much of ε (or of the deviation of the loss, if ε is smaller) the replacement of the bounds
+        by a discrete distribution should cost at most. This is a target, not a promise; half of it takes 1.4 times as
         many evaluations of δ.
-
-    The 64 distributions used last are kept.
 
     **Formal guarantees.** Pessimistic, in both directions: its pair of distributions dominates the mechanism's
     (`dominating_pair`), so every δ(ε) and ε(δ) read from it, or from its composition with other pessimistic
@@ -143,14 +143,20 @@ def loss_distribution(
 
 
 class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
-    """dp_accounting's `PLDAccountant`, which knows `BallsInBinsMatrixDpEvent` too.
+    """dp_accounting's `PLDAccountant`, extended by `BallsInBinsMatrixDpEvent`.
 
-    Supported wherever the event stands alone or inside `ComposedDpEvent` and `SelfComposedDpEvent`; not inside events
-    that sample. Composed n times, each run throws its records into bins anew. Neighbours differ in one record that is
-    added or removed, or replaced by one that contributes nothing; `REPLACE_ONE` is not supported.
+    The event may stand alone or inside `ComposedDpEvent` and `SelfComposedDpEvent`, but not inside events that sample.
+    If it is composed n times, every run assigns its records to bins anew. Neighbours differ in one record that is added
+    or removed, or replaced by one that contributes nothing; `REPLACE_ONE` is not supported.
 
-    **Formal guarantees.** As for `loss_distribution` and `PLDAccountant`: upper bounds. An event composed n
-    times costs n times its privacy loss, composed as distributions, not as a multiple of ε.
+    Args:
+      neighboring_relation: as in `PLDAccountant`.
+      value_discretization_interval: the spacing of the lattice of losses.
+      accountant: as in `loss_distribution`.
+      relative_tolerance: as in `loss_distribution`.
+
+    **Formal guarantees.** The answers are upper bounds, as for `loss_distribution` and `PLDAccountant`. The loss
+    distributions of n runs are convolved; ε is not just multiplied by n.
     """
 
     _pld: Any
@@ -166,7 +172,7 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
         interval = validation.positive("value_discretization_interval", value_discretization_interval)
         super().__init__(neighboring_relation, interval)
         self._bounds = resolve(accountant)
-        self._finite = 1.0  # the probability that all losses of our events are finite
+        self._finite = 1.0  # the probability that the losses of all our events are finite
         self._tolerance = validation.probability("relative_tolerance", relative_tolerance)
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
@@ -185,7 +191,7 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
             event, self._value_discretization_interval, self._bounds, self._tolerance
         )
         self._finite *= finite**count
-        if self._finite < _NO_PRIVACY:  # dp_accounting cannot compose a distribution with hardly any finite loss
+        if self._finite < _LEAST_FINITE_MASS:
             self._contains_non_dp_event = True
         else:
             self._pld = self._pld.compose(distribution.self_compose(count))

@@ -17,51 +17,20 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpmf import api, errors, validation
 from dpmf.batching import BallsInBins
+from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import Array
 from dpmf.results import Calibration, CalibrationEstimate
-from dpmf.strategies.base import MAX_DENSE_BYTES, Strategy, ToeplitzStrategy, block_rows
+from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows, check_dense
+from dpmf.strategies.buffered import GivenBuffers
 from dpmf.strategies.explicit import coefficients, matrix
 
 _ROUNDING = 1e-12  # relative to the largest entry; what inverting or streaming in doubles may leave
-
-
-@dataclass(frozen=True)
-class BufferedToeplitzStrategy(ToeplitzStrategy):
-    """A buffered linear Toeplitz C by its buffers: c_0 = 1, c_t = Σ_i s_i·r_i^(t−1)."""
-
-    decay: tuple[float, ...]
-    scale: tuple[float, ...]
-
-    @property
-    def name(self) -> str:
-        return f"BLT({len(self.decay)} buffers, jax-privacy)"
-
-    def strategy_coef(self, iterations: int) -> Array:
-        column = np.zeros(iterations)
-        for rate, weight in zip(self.decay, self.scale, strict=True):
-            column[1:] += weight * rate ** np.arange(iterations - 1)
-        column[0] = 1.0
-        if float(column.min()) < -_ROUNDING:
-            place = int(np.argmin(column))
-            raise ValueError(f"strategy must be non-negative, got {column[place]:.6g} at [{place}] of {self.name}")
-        return np.abs(column)
-
-    def noising_coef(self, iterations: int) -> Array:
-        # The recursion that jax-privacy streams, applied to an impulse.
-        decay, scale = np.array(self.decay), np.array(self.scale)
-        state, out = np.ones_like(decay), np.ones(iterations)
-        for t in range(1, iterations):
-            out[t] = -float(scale @ state)
-            state = decay * state + out[t]
-        return out
 
 
 def strategy(source: Any, *, iterations: int | None = None, noising: bool = False) -> Strategy:
@@ -90,10 +59,8 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
 
         if isinstance(source, StreamingMatrix):
             if iterations is None:
-                raise ValueError("iterations must be given for a StreamingMatrix, which has no size of its own")
-            if 8 * iterations**2 > MAX_DENSE_BYTES:
-                limit = int((MAX_DENSE_BYTES / 8) ** 0.5)
-                raise validation.wrong("iterations", f"at most {limit} for a StreamingMatrix", iterations)
+                raise ArgumentError("iterations", "must be given for a StreamingMatrix, which has no size of its own")
+            check_dense(iterations)
             return _from_matrix(
                 np.asarray(source.materialize(iterations), dtype=np.float64), noising, "StreamingMatrix"
             )
@@ -107,8 +74,10 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
                 np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (source.buf_decay, source.output_scale)
             )
             if decay.shape != scale.shape or decay.ndim != 1 or not np.all(np.isfinite([decay, scale])):
-                raise ValueError("strategy must be a BufferedToeplitz of finite buffers, as many decays as scales")
-            return BufferedToeplitzStrategy(tuple(decay.tolist()), tuple(scale.tolist()))
+                raise ArgumentError(
+                    "strategy", "must be a BufferedToeplitz of finite buffers, as many decays as scales"
+                )
+            return GivenBuffers(tuple(decay.tolist()), tuple(scale.tolist()))
     array = np.asarray(source)
     if array.ndim == 2:
         return _from_matrix(array, True, "array") if noising else matrix(array)
@@ -177,20 +146,20 @@ def unit_column_noise_multiplier(source: Mechanism, noise_multiplier: float) -> 
 
 def _refuse(noising: bool, what: str) -> None:
     if noising:
-        raise ValueError(f"noising must be False for {what}, which is C itself")
+        raise ArgumentError("noising", f"must be False for {what}, which is C itself")
 
 
 def _from_matrix(source: np.ndarray[Any, Any], inverse: bool, what: str) -> Strategy:
     if source.dtype.kind not in "iuf" or not np.all(np.isfinite(source)):
-        raise ValueError(f"strategy must be real and finite, got a {what} that is not")
+        raise ArgumentError("strategy", f"must be real and finite, got a {what} that is not")
     entries = np.asarray(source, dtype=np.float64)
     precision = float(np.finfo(source.dtype).eps) if source.dtype.kind == "f" else 0.0
     if inverse:
         from scipy.linalg import solve_triangular
 
         if entries.shape[0] != entries.shape[1] or np.any(np.diagonal(entries) == 0) or np.any(np.triu(entries, 1)):
-            raise ValueError(
-                f"strategy must have a lower-triangular inverse without zeros on its diagonal, got a {what}"
+            raise ArgumentError(
+                "strategy", f"must have a lower-triangular inverse without zeros on its diagonal, got a {what}"
             )
         entries = np.asarray(solve_triangular(entries, np.eye(len(entries)), lower=True))
     tiny = max(_ROUNDING, len(entries) * precision) * float(np.max(np.abs(entries), initial=0.0))

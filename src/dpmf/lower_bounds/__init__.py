@@ -135,18 +135,20 @@ def _largest_in_time(
     The answer of a search that was not cut short is kept with the mechanism: `auto` asks first, then its caller does.
     """
     noted = [0.0]
-    try:
+
+    def ask() -> None:
         bounds = LowerBounds.of(target)
         if question not in bounds.answers:
             progress.say("lower bound")
             search(bounds, noted.append)
             bounds.answers[question] = max(noted)
-        return bounds.answers[question]
-    except budget.Exhausted:
-        if max(noted) == 0 and isinstance(target, Mechanism):
-            with budget.unlimited():
-                search(LowerBounds.closed_forms(target), noted.append)
-        return max(noted)
+        noted.append(bounds.answers[question])
+
+    finished = budget.attempt(lambda: budget.finished(ask), False)
+    if not finished and max(noted) == 0 and isinstance(target, Mechanism):
+        with budget.unlimited():
+            search(LowerBounds.closed_forms(target), noted.append)
+    return max(noted)
 
 
 def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float) -> None:

@@ -10,8 +10,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from dpmf import validation
+from dpmf.errors import ArgumentError
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 from dpmf.strategies.explicit import coefficients, matrix
@@ -19,23 +22,57 @@ from dpmf.strategies.optimised import bandinvmf, bandmf, blt
 
 
 class StrategyInfo(NamedTuple):
-    """A line of the catalogue: what the strategy is, and which of bandwidth, buffers, file it takes."""
+    """An entry of the catalogue.
 
+    Attributes:
+      make: the function that returns the strategy.
+      description: what the strategy is, in one line.
+      options: which of bandwidth, buffers and file it takes.
+      optional: which of these may be left out.
+    """
+
+    make: Callable[..., Strategy]
     description: str
     options: tuple[str, ...]
     optional: tuple[str, ...] = ()
 
 
 NAMES: dict[str, StrategyInfo] = {
-    "dpsgd": StrategyInfo("independent noise, C = I", ()),
-    "bsr": StrategyInfo("banded square root: the first p coefficients of (1−x)^(−1/2)", ("bandwidth",)),
-    "bisr": StrategyInfo("banded inverse square root: C⁻¹ has the first p coefficients of (1−x)^(1/2)", ("bandwidth",)),
-    "bandmf": StrategyInfo("optimised banded Toeplitz matrix (needs jax-privacy)", ("bandwidth",)),
-    "bandinvmf": StrategyInfo("optimised Toeplitz matrix with banded inverse", ("bandwidth",)),
-    "blt": StrategyInfo("optimised buffered linear Toeplitz matrix (needs jax-privacy)", ("buffers",), ("buffers",)),
-    "coefficients": StrategyInfo("Toeplitz matrix from its first column (.npy, .csv, .txt)", ("file",)),
-    "matrix": StrategyInfo("any lower-triangular non-negative matrix (.npy, .csv)", ("file",)),
+    "dpsgd": StrategyInfo(dpsgd, "independent noise, C = I", ()),
+    "bsr": StrategyInfo(bsr, "banded square root: the first p coefficients of (1−x)^(−1/2)", ("bandwidth",)),
+    "bisr": StrategyInfo(
+        bisr, "banded inverse square root: C⁻¹ has the first p coefficients of (1−x)^(1/2)", ("bandwidth",)
+    ),
+    "bandmf": StrategyInfo(bandmf, "optimised banded Toeplitz matrix (needs jax-privacy)", ("bandwidth",)),
+    "bandinvmf": StrategyInfo(bandinvmf, "optimised Toeplitz matrix with banded inverse", ("bandwidth",)),
+    "blt": StrategyInfo(
+        blt, "optimised buffered linear Toeplitz matrix (needs jax-privacy)", ("buffers",), ("buffers",)
+    ),
+    "coefficients": StrategyInfo(coefficients, "Toeplitz matrix from its first column (.npy, .csv, .txt)", ("file",)),
+    "matrix": StrategyInfo(matrix, "any lower-triangular non-negative matrix (.npy, .csv)", ("file",)),
 }
+
+
+def build(name: str, *, normalized: bool = False, **options: Any) -> Strategy:
+    """Return the strategy with this name in the catalogue `NAMES`.
+
+    Args:
+      name: the name of the strategy.
+      normalized: divide C by its largest column norm.
+      options: bandwidth, buffers, and file (a path, or an array in its place), as far as the strategy takes them. None
+        counts as not given.
+    """
+    entry = NAMES[validation.choice("strategy", name, NAMES)]
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if option not in entry.options:
+            raise ArgumentError(option, f"does not apply to strategy {name}")
+    for option in entry.options:
+        if option not in given and option not in entry.optional:
+            raise ArgumentError(option, f"must be given for strategy {name}")
+    made = entry.make(*given.values())
+    return made.normalized() if normalized else made
+
 
 __all__ = [
     "NAMES",
@@ -47,6 +84,7 @@ __all__ = [
     "bisr",
     "blt",
     "bsr",
+    "build",
     "coefficients",
     "dpsgd",
     "matrix",

@@ -1,8 +1,8 @@
 """An advisory lock on a cache entry, so that two processes do not optimise the same strategy at once.
 
-The operating system holds it and gives it up with the process, however that ends. Where there are no such locks, or the
-directory cannot be written, the work goes on without: the cache itself stays whole (files are renamed into place), only
-the work may be done twice.
+The operating system releases the lock when the process ends, however it ends. On systems without such locks, and in
+directories that cannot be written, the work goes on without one: the cache still holds whole files only, but two
+processes may do the same work.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-PATIENCE = 600.0  # seconds that one waits for another process, which might have been stopped
+PATIENCE = 600.0  # seconds to wait for another process, which might be stopped
 _PAUSE = 0.05
 
 
 @contextlib.contextmanager
 def exclusive(path: Path | None, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Hold the lock of a file meanwhile; says whether that was possible. `on_wait` is called before a wait."""
+    """Hold the lock of a file inside the block.
+
+    Args:
+      path: the file; None takes no lock.
+      on_wait: called once, before the first wait for another process.
+
+    Returns:
+      A context manager that gives whether the lock is held.
+    """
     held = None if path is None else _acquire(path.with_name(f".{path.name}.lock"), on_wait)
     try:
         yield held is not None
@@ -28,7 +36,7 @@ def exclusive(path: Path | None, on_wait: Callable[[], None] = lambda: None) -> 
         if held is not None:
             descriptor, lock = held
             with contextlib.suppress(OSError):
-                os.unlink(lock)  # while it is held: whoever opened it before notices that the name is gone
+                os.unlink(lock)  # still locked, so a process that opened it before notices that the name is gone
             os.close(descriptor)
 
 
@@ -55,7 +63,7 @@ def _acquire(lock: Path, on_wait: Callable[[], None]) -> tuple[int, Path] | None
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(lock, descriptor):
                 return descriptor, lock
-            os.close(descriptor)  # whoever had it has let it go, name and all
+            os.close(descriptor)  # its owner has released and removed it: open a new one
             continue
         except BlockingIOError:
             os.close(descriptor)

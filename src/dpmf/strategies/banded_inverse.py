@@ -6,7 +6,7 @@ With A the prefix-sum matrix, D = C⁻¹ has coefficients 1, d_1, ..., d_{p−1}
 
 the squared error of the prefix sums under unit noise times the squared sensitivity of a record that takes part in
 iterations 0, b, ..., (k−1)b. For non-negative C no other bin of balls-in-bins batching has a larger mean, so this is
-the sensitivity there; where C is also non-increasing it is that of every schedule with separation at least b.
+its sensitivity. If C is also non-increasing, it is the sensitivity for every schedule with separation at least b.
 
 The partial sums B_t = 1 + d_1 + ... + d_t are the coefficients of A·D. They are written as products,
 B_t = Π_{i≤t} (1 − u_i) with 0 ≤ u_i < 1, so that a box around u holds exactly the D with d_i ≤ 0 and Σ|d_i| < 1.
@@ -26,9 +26,16 @@ _MAX_ROUNDS = 8
 
 
 def optimise_noising_coef(n: int, bands: int, min_sep: int, participations: int, error: str) -> Array:
-    """The first `bands` coefficients of the best C⁻¹ for n iterations (at most n of them).
+    """Return the first `bands` coefficients (at most n) of the best C⁻¹ for n iterations.
 
-    Quasi-Newton descent with exact gradients, O(n · bands) each, from the square-root coefficients (BISR).
+    This is quasi-Newton descent from the square-root coefficients (BISR), with exact gradients of O(n · bands) each.
+
+    Args:
+      n: the number of iterations.
+      bands: the bandwidth of C⁻¹.
+      min_sep: b, how many iterations lie between two participations of a record.
+      participations: k, how often a record takes part.
+      error: "mean" or "max", which squared error of the prefix sums to minimise.
     """
     from scipy.optimize import minimize
 
@@ -39,7 +46,7 @@ def optimise_noising_coef(n: int, bands: int, min_sep: int, participations: int,
     u: Array = 1.0 / (2.0 * np.arange(1, p, dtype=np.float64))  # the square root of 1 − x in these coordinates
     best = np.inf
     for _ in range(_MAX_ROUNDS):
-        # A fresh start forgets a curvature estimate spoilt by the box; it rarely takes more than two.
+        # The box spoils the estimate of the curvature, which a new start discards. Two rounds are usually enough.
         found = minimize(
             loss,
             u,
@@ -56,14 +63,14 @@ def optimise_noising_coef(n: int, bands: int, min_sep: int, participations: int,
 
 
 def _noising(u: Array) -> tuple[Array, Array]:
-    """(B, d): the coefficients of A·C⁻¹ and of C⁻¹."""
+    """Return (B, d), the coefficients of A·C⁻¹ and of C⁻¹."""
     partial = np.concatenate(([1.0], np.cumprod(1.0 - u)))
     # d_t = −u_t·B_{t−1}, without the cancellation of B_t − B_{t−1}; adding zero turns −0 into 0.
     return partial, np.concatenate(([1.0], -u * partial[:-1] + 0.0))
 
 
 def _fold(column: Array, min_sep: int, participations: int) -> Array:
-    """Σ_{j<k} of the column moved down by j·min_sep and cut off at its length."""
+    """Return the sum over j < k of the column, moved down by j·min_sep and cut off at its length."""
     n = len(column)
     periods = -(-n // min_sep)
     padded = np.zeros(periods * min_sep)
@@ -75,7 +82,7 @@ def _fold(column: Array, min_sep: int, participations: int) -> Array:
 
 
 def _loss(n: int, p: int, min_sep: int, participations: int, error: str) -> Callable[[Array], tuple[float, Array]]:
-    """log of the loss, with its gradient, as a function of u."""
+    """Return the function that gives the logarithm of the loss and its gradient with respect to u."""
     from scipy.signal import lfilter
 
     weight = np.ones(n) if error == "max" else np.arange(n, 0, -1) / n
@@ -88,7 +95,8 @@ def _loss(n: int, p: int, min_sep: int, participations: int, error: str) -> Call
         mean = _fold(column, min_sep, participations)
         squared_sensitivity = float(mean @ mean)
 
-        # Back from the sensitivity to C, then to D: each transposed map is the map itself on reversed sequences.
+        # Propagate the gradient back from the sensitivity to C, then to D: each transposed map is the map itself on
+        # reversed sequences.
         back = _fold(mean[::-1], min_sep, participations) * (2.0 / squared_sensitivity)
         back = np.asarray(lfilter([1.0], noising, back), dtype=np.float64)[::-1]
         by_noising = -np.array([back[lag:] @ column[: n - lag] for lag in range(1, p)])

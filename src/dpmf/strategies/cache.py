@@ -1,8 +1,8 @@
-"""Disk cache for optimised strategies, and the line that says one is being optimised.
+"""Disk cache for optimised strategies, and the line that says that one is being optimised.
 
-One small JSON file per strategy, named by a digest of everything it depends on. A file that is damaged or not ours is
-ignored and written anew; a directory that cannot be written costs one warning, never the result. Processes that want
-the same strategy at the same time wait for the one that is at it (`_lock`).
+There is one small JSON file per strategy, named by a digest of everything it depends on. A file that is damaged or not
+ours is ignored and written again. A directory that cannot be written costs one warning, never the result. Processes
+that want the same strategy at the same time wait for the first of them (`_lock`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf.files import write_atomically
 from dpmf.numerics import Array
 from dpmf.strategies._lock import exclusive
 
@@ -39,7 +39,7 @@ class CacheWarning(UserWarning):
 
 
 def directory() -> Path:
-    """``$DPMF_CACHE_DIR``, else ``$XDG_CACHE_HOME/dpmf``, else ``~/.cache/dpmf``."""
+    """Return ``$DPMF_CACHE_DIR``, else ``$XDG_CACHE_HOME/dpmf``, else ``~/.cache/dpmf``."""
     if own := os.environ.get("DPMF_CACHE_DIR"):
         return Path(own)
     # The XDG specification asks that a relative path be ignored.
@@ -51,14 +51,17 @@ def directory() -> Path:
 def remember(
     kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str, compute: Callable[[], Values]
 ) -> Values:
-    """The value of `compute()`, from memory or disk where it is there already.
+    """Return the value of `compute()`, from memory or disk if it is there already.
 
     Args:
-      kind: which optimisation, also the start of the file's name.
+      kind: which optimisation this is; the file's name starts with it.
       parameters: everything the result depends on.
       optimiser: name and version of the code that does the work.
       label: what to call the work on the progress line.
-      compute: gives named arrays of finite numbers; they come back read-only.
+      compute: returns named arrays of finite numbers.
+
+    Returns:
+      The named arrays, read-only.
     """
     key = {"format": FORMAT, "kind": kind, "parameters": dict(parameters), "optimiser": optimiser}
     digest = _digest(key)
@@ -68,7 +71,7 @@ def remember(
         values = _read(path, key)
         if values is None:
             with exclusive(path, lambda: _say(f"dpmf: waiting for another process that is optimising {label}\n")):
-                values = _read(path, key)  # it may have been written meanwhile
+                values = _read(path, key)  # another process may have written it meanwhile
                 if values is None:
                     with _progress(label):
                         values = compute()
@@ -82,7 +85,7 @@ def remember(
 
 
 def forget() -> None:
-    """Empty the memory of this process (the disk is left alone)."""
+    """Forget the results that this process remembers. The files stay."""
     global _warned
     _memo.clear()
     _warned = False
@@ -123,16 +126,7 @@ def _write(path: Path | None, key: Mapping[str, Any], values: Values) -> None:
         if path is None:
             raise OSError("there is no home directory; set DPMF_CACHE_DIR")
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(OSError):  # it is still there only when something failed
-                os.unlink(temporary)
+        write_atomically(path, text.encode(), private=True)
     except OSError as error:
         _warn(f"optimised strategies are not cached on disk: {error}")
 
@@ -142,13 +136,13 @@ def _warn(message: str) -> None:
     if _warned:
         return
     _warned = True
-    # An explicit place in brackets keeps the warning to one line: there is no source line to quote.
+    # With an explicit place the warning is one line: there is no source line to quote.
     warnings.warn_explicit(message, CacheWarning, "<dpmf>", 0)
 
 
 @contextlib.contextmanager
 def _progress(label: str) -> Iterator[None]:
-    """Say on stderr what takes so long: a spinner on a terminal, then (or otherwise) one plain line with the time."""
+    """Say on stderr what takes so long: show a spinner on a terminal, and leave one plain line with the time."""
     text = f"dpmf: optimising {label} ..."
     start = time.monotonic()
     outcome = "failed"

@@ -11,16 +11,10 @@ from dpmf.numerics import Array
 from dpmf.strategies.base import ToeplitzStrategy, invert_series, pad_or_cut
 
 
-def inverse_square_root_series(n: int) -> Array:
-    """The first n coefficients of (1−x)^(−1/2): 1, 1/2, 3/8, 5/16, ..."""
+def power_series(exponent: float, n: int) -> Array:
+    """Return the first n coefficients of (1−x)^exponent: 1, −exponent, ..."""
     j = np.arange(1, n, dtype=np.float64)
-    return np.concatenate(([1.0], np.cumprod((2 * j - 1) / (2 * j))))
-
-
-def square_root_series(n: int) -> Array:
-    """The first n coefficients of (1−x)^(1/2): 1, −1/2, −1/8, −1/16, ..."""
-    j = np.arange(1, n, dtype=np.float64)
-    return np.concatenate(([1.0], np.cumprod((2 * j - 3) / (2 * j))))
+    return np.concatenate(([1.0], np.cumprod((j - 1 - exponent) / j)))
 
 
 @dataclass(frozen=True)
@@ -34,13 +28,12 @@ class Identity(ToeplitzStrategy):
     def strategy_coef(self, iterations: int) -> Array:
         return pad_or_cut(np.ones(1), iterations)
 
-    def noising_coef(self, iterations: int) -> Array:
-        return self.strategy_coef(iterations)
+    noising_coef = strategy_coef
 
 
 @dataclass(frozen=True)
 class BandedSquareRoot(ToeplitzStrategy):
-    """BSR: the first p coefficients of (1−x)^(−1/2), the rest zero (Kalinin & Lampert 2024)."""
+    """BSR: C has the first p coefficients of (1−x)^(−1/2), the rest zero (Kalinin & Lampert 2024)."""
 
     p: int
 
@@ -49,7 +42,7 @@ class BandedSquareRoot(ToeplitzStrategy):
         return f"BSR(p={self.p})"
 
     def strategy_coef(self, iterations: int) -> Array:
-        return pad_or_cut(inverse_square_root_series(min(self.p, iterations)), iterations)
+        return pad_or_cut(power_series(-0.5, min(self.p, iterations)), iterations)
 
 
 @dataclass(frozen=True)
@@ -63,23 +56,31 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
         return f"BISR(p={self.p})"
 
     def strategy_coef(self, iterations: int) -> Array:
-        # All terms of this recursion are non-negative (the noising coefficients after the first are negative).
+        # All terms of this recursion are non-negative, because the noising coefficients after the first are negative.
         return invert_series(self.noising_coef(iterations), iterations)
 
     def noising_coef(self, iterations: int) -> Array:
-        return pad_or_cut(square_root_series(min(self.p, iterations)), iterations)
+        return pad_or_cut(power_series(0.5, min(self.p, iterations)), iterations)
 
 
 def dpsgd() -> Identity:
-    """DP-SGD: C is the identity."""
+    """Return the strategy of DP-SGD, C = I."""
     return Identity()
 
 
 def bsr(bandwidth: int) -> BandedSquareRoot:
-    """Banded square root of bandwidth p."""
+    """Return the banded square root.
+
+    Args:
+      bandwidth: the bandwidth p of C.
+    """
     return BandedSquareRoot(validation.integer("bandwidth", bandwidth, at_least=1))
 
 
 def bisr(bandwidth: int) -> BandedInverseSquareRoot:
-    """Banded inverse square root: C⁻¹ has bandwidth p."""
+    """Return the banded inverse square root.
+
+    Args:
+      bandwidth: the bandwidth p of C⁻¹.
+    """
     return BandedInverseSquareRoot(validation.integer("bandwidth", bandwidth, at_least=1))

@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf.errors import ArgumentError
 from dpmf.numerics import Array
-from dpmf.strategies import files
+from dpmf.strategies import _number_files as files
 from dpmf.strategies.base import (
+    MAX_DENSE,
     MAX_DENSE_BYTES,
-    DenseStrategyMixin,
+    DenseStrategy,
     ToeplitzStrategy,
     block_rows,
     check_dense,
@@ -24,16 +26,16 @@ from dpmf.strategies.base import (
 
 Source: TypeAlias = Any  # a path, or whatever numpy can make an array of
 
-# Files above this stay on disk; smaller ones are copied, which guards against later changes.
+# Larger .npy files stay on disk; smaller ones are copied, which guards against later changes.
 _MAPPED_ABOVE = 64 * 2**20
-_ARRAY = "an array of real numbers or the path of a file"
 
 
 @dataclass(frozen=True, repr=False)
 class ToeplitzCoefficients(ToeplitzStrategy):
-    """A Toeplitz C by the start of its first column: missing entries are zero (a banded C), surplus ones are not used.
+    """A Toeplitz C given by the start of its first column.
 
-    The numbers are kept as bytes, so that nobody can change them; strategies are equal when the numbers are.
+    Missing entries are zero, which makes C banded; surplus entries are not used. The numbers are kept as bytes, so that
+    nobody can change them. Strategies are equal if their numbers are.
     """
 
     data: bytes
@@ -75,13 +77,13 @@ class _MappedFile:
         except OSError:
             unchanged = False
         if not unchanged:
-            raise ValueError(f"file must not change while it is in use, but {path} did; load it again")
+            raise files.bad(f"not change while it is in use, but {path} did; load it again")
         return files.open_npy(path)
 
 
 @dataclass(frozen=True, repr=False)
-class ExplicitMatrix(DenseStrategyMixin):
-    """Any lower-triangular non-negative C of one size. Equal when the entries are."""
+class ExplicitMatrix(DenseStrategy):
+    """Any lower-triangular non-negative C of one size. Strategies are equal if their entries are."""
 
     size: int
     digest: str
@@ -94,10 +96,8 @@ class ExplicitMatrix(DenseStrategyMixin):
 
     def check_iterations(self, iterations: int) -> None:
         if iterations != self.size:
-            raise ValueError(
-                f"matrix must be N × N with N = iterations = {iterations} (epochs × batches), "
-                f"got {self.size} × {self.size}{_in(self.source)}"
-            )
+            needed = f"must be N × N with N = iterations = {iterations} (epochs × batches)"
+            raise ArgumentError("matrix", f"{needed}, got {self.size} × {self.size}{_in(self.source)}")
 
     def _entries(self, iterations: int) -> np.ndarray[Any, Any]:
         self.check_iterations(iterations)
@@ -106,7 +106,7 @@ class ExplicitMatrix(DenseStrategyMixin):
         return self.data.open()
 
     def matrix(self, iterations: int) -> Array:
-        """C, read-only; a large .npy file of doubles stays on disk."""
+        """Return C, read-only; a large .npy file of doubles stays on disk."""
         entries = self._entries(iterations)
         if entries.dtype != np.float64:
             check_dense(iterations)
@@ -120,10 +120,13 @@ class ExplicitMatrix(DenseStrategyMixin):
 
 
 def coefficients(source: Source) -> ToeplitzCoefficients:
-    """Toeplitz strategy from the first column of C: an array, or a .npy, .csv or .txt file.
+    """Return the Toeplitz strategy with this first column of C.
 
-    Fewer than N coefficients make a banded C, of more than N the first N are used: the number of iterations is never
-    read off the length. The first must be positive, the others non-negative.
+    The number of iterations is never read off the length: fewer than N coefficients make a banded C, and of more than N
+    the first N are used.
+
+    Args:
+      source: an array, or a .npy, .csv or .txt file. The first number must be positive, the others non-negative.
     """
     label = None
     if isinstance(source, str | os.PathLike):
@@ -136,100 +139,98 @@ def coefficients(source: Source) -> ToeplitzCoefficients:
     else:
         array = _real_array("coefficients", source)
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"coefficients must be one-dimensional and not empty, got shape {array.shape}{_in(label)}")
+        raise _bad("coefficients", f"be one-dimensional and not empty, got shape {array.shape}", label)
     if 8 * array.size > MAX_DENSE_BYTES:
-        raise ValueError(f"coefficients must be at most {MAX_DENSE_BYTES // 8}, got {array.size}{_in(label)}")
+        raise _bad("coefficients", f"be at most {MAX_DENSE_BYTES // 8}, got {array.size}", label)
     values = np.asarray(array, dtype=np.float64)
-    _check_entries("coefficients", values, (), label)
+    _check_entries("coefficients", values, 0, label)
     if values[0] == 0:
-        raise ValueError(f"coefficients must start with a positive number, got 0{_in(label)}")
-    return ToeplitzCoefficients((values + 0.0).tobytes(), label)  # + 0.0 turns −0 into 0
+        raise _bad("coefficients", "start with a positive number, got 0", label)
+    return ToeplitzCoefficients((values + 0.0).tobytes(), label)  # adding zero turns −0 into 0
 
 
 def matrix(source: Source) -> ExplicitMatrix:
-    """Strategy from C itself, a lower-triangular non-negative N × N matrix: an array, or a .npy or .csv file.
+    """Return the strategy with this C.
 
-    A large .npy file is not loaded: it is checked, and later used, by blocks of rows, and must stay as it is.
-    Columns may be zero; then C has no inverse, but can be accounted for.
+    A large .npy file is not loaded: it is checked, and later used, by blocks of rows, and must not change meanwhile.
+
+    Args:
+      source: a lower-triangular non-negative N × N matrix as an array, or a .npy or .csv file. Columns may be zero;
+        such a C can be accounted for, but has no inverse to train with.
     """
     if not isinstance(source, str | os.PathLike):
-        array = _real_array("matrix", source)
-        return _checked_matrix(array, None, None)
+        return _checked_matrix(_real_array("matrix", source), None, None)
     path = files.checked_path(source, (".npy", ".csv"))
     if path.suffix.lower() == ".csv":
         return _checked_matrix(_matrix_from_text(path), path.name, None)
-    mapped = _MappedFile.of(path)  # before it is opened: a change from here on is noticed
+    mapped = _MappedFile.of(path)  # taken before the file is opened, so that every later change is noticed
     array = files.open_npy(path)
     return _checked_matrix(array, path.name, mapped if array.nbytes > _MAPPED_ABOVE else None)
 
 
 def _checked_matrix(array: np.ndarray[Any, Any], label: str | None, mapped: _MappedFile | None) -> ExplicitMatrix:
-    """Check everything in one pass by blocks of rows, taking the digest (and the copy) on the way."""
+    """Check all entries, take the digest and (unless the file stays on disk) copy, in one pass by blocks of rows."""
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.size == 0:
         shape = " × ".join(map(str, array.shape)) if array.ndim == 2 else f"shape {array.shape}"
-        raise ValueError(f"matrix must be square and not empty, got {shape}{_in(label)}")
+        raise _bad("matrix", f"be square and not empty, got {shape}", label)
     n = len(array)
-    if mapped is None and 8 * n * n > MAX_DENSE_BYTES:
-        limit = int((MAX_DENSE_BYTES / 8) ** 0.5)
-        raise ValueError(
-            f"matrix must be at most {limit} × {limit} unless it is a .npy file, got {n} × {n}{_in(label)}"
-        )
+    if mapped is None and n > MAX_DENSE:
+        raise _bad("matrix", f"be at most {MAX_DENSE} × {MAX_DENSE} unless it is a .npy file, got {n} × {n}", label)
     digest = hashlib.sha256()
-    copy = None if mapped is not None else np.empty((n, n))
+    copied: list[bytes] = []
     empty = True
     for start, block in _row_blocks(array, block_rows(n)):
-        _check_entries("matrix", block, (start, 0), label)
+        _check_entries("matrix", block, start, label)
         above = np.triu(block, k=start + 1)
         if above.any():
             row, column = (int(i) for i in np.argwhere(above)[0])
-            place = f"[{start + row}, {column}]{_in(label)}"
-            raise ValueError(f"matrix must be lower-triangular, got {above[row, column]:.6g} at {place}")
+            place = f"[{start + row}, {column}]"
+            raise _bad("matrix", f"be lower-triangular, got {above[row, column]:.6g} at {place}", label)
         empty = empty and not block.any()
-        clean = block + 0.0  # turns −0 into 0: equal matrices have equal digests
-        digest.update(clean.data)
-        if copy is not None:
-            copy[start : start + len(block)] = clean
+        content = (block + 0.0).tobytes()  # adding zero turns −0 into 0: equal matrices have equal digests
+        digest.update(content)
+        if mapped is None:
+            copied.append(content)
     if empty:
-        raise ValueError(f"matrix must have an entry that is not zero, got {n} × {n} zeros{_in(label)}")
-    data: bytes | _MappedFile = mapped if mapped is not None else b"" if copy is None else copy.tobytes()
-    return ExplicitMatrix(n, digest.hexdigest(), data, label)
+        raise _bad("matrix", f"have an entry that is not zero, got {n} × {n} zeros", label)
+    return ExplicitMatrix(n, digest.hexdigest(), mapped or b"".join(copied), label)
 
 
 def _matrix_from_text(path: Path) -> Array:
     rows: list[Array] = []
     for number, row in files.text_rows(path):
-        if not rows and 8 * len(row) ** 2 > MAX_DENSE_BYTES:
-            raise ValueError(f"file must be .npy for a matrix with {len(row)} columns, got {path.name}")
+        if not rows and len(row) > MAX_DENSE:
+            raise files.bad(f"be .npy for a matrix with {len(row)} columns, got {path.name}")
         if rows and len(row) != len(rows[0]):
-            raise ValueError(
-                f"file must have as many numbers in each line, got {len(row)} in line {number} of {path.name} "
+            raise files.bad(
+                f"have as many numbers in each line, got {len(row)} in line {number} of {path.name} "
                 f"after {len(rows[0])}"
             )
         if rows and len(rows) == len(row):
-            raise ValueError(f"matrix must be square, got more than {len(row)} rows of {len(row)} in {path.name}")
+            raise _bad("matrix", f"be square, got more than {len(row)} rows of {len(row)}", path.name)
         rows.append(row)
     return np.array(rows)
 
 
 def _real_array(name: str, source: Source) -> np.ndarray[Any, Any]:
+    needed = "be an array of real numbers or the path of a file"
     try:
         array = np.asarray(source)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{name} must be {_ARRAY}, got no array, or rows of unequal length") from None
+        raise _bad(name, f"{needed}, got no array, or rows of unequal length") from None
     if array.size and array.dtype.kind not in "iuf":
-        raise ValueError(f"{name} must be {_ARRAY}, got dtype {array.dtype}")
+        raise _bad(name, f"{needed}, got dtype {array.dtype}")
     return array
 
 
-def _check_entries(name: str, block: Array, offset: tuple[int, ...], label: str | None) -> None:
-    """Finite and non-negative, or the first entry that is not; `offset` is where the block begins."""
+def _check_entries(name: str, block: Array, start: int, label: str | None) -> None:
+    """Refuse the first entry that is not finite, or else the first negative one; `start` is the block's first row."""
     for good, requirement in ((np.isfinite(block), "finite"), (block >= 0, "non-negative")):
-        if good.all():
-            continue
-        index = np.argwhere(~good)[0]
-        value = float(block[tuple(index)])
-        place = ", ".join(str(int(i) + o) for i, o in zip(index, offset or (0,), strict=True))
-        raise ValueError(f"{name} must be {requirement}, got {value:.6g} at [{place}]{_in(label)}")
+        if not good.all():
+            index = np.argwhere(~good)[0]
+            value = float(block[tuple(index)])
+            place = ", ".join(map(str, (start + int(index[0]), *map(int, index[1:]))))
+            raise _bad(name, f"be {requirement}, got {value:.6g} at [{place}]", label)
 
 
 def _row_blocks(array: np.ndarray[Any, Any], chunk: int) -> Iterator[tuple[int, Array]]:
@@ -242,6 +243,10 @@ def _row_blocks(array: np.ndarray[Any, Any], chunk: int) -> Iterator[tuple[int, 
 def _stamp(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _bad(argument: str, complaint: str, label: str | None = None) -> ArgumentError:
+    return ArgumentError(argument, f"must {complaint}{_in(label)}")
 
 
 def _from(source: str | None) -> str:

@@ -1,8 +1,8 @@
 """Strategies found by numerical optimisation: BandMF, BLT, BandInvMF.
 
 They are optimised for a number of iterations and (BLT, BandInvMF) for how often and how far apart a record takes part.
-`Mechanism` fills that in from the batching, through `for_allocation`; it can also be given by hand. Without it, they
-are optimised for the iterations asked for and a single participation. Results are cached on disk (see `cache`).
+`Mechanism` fills that in from the batching, through `for_batching`; it can also be given by hand. Without it, they are
+optimised for the iterations asked for and a single participation. Results are cached on disk (see `cache`).
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from dpmf import errors, validation
 from dpmf.numerics import Array
 from dpmf.strategies import cache
 from dpmf.strategies.base import ToeplitzStrategy, invert_series, pad_or_cut
+from dpmf.strategies.buffered import BufferedStrategy, buffered_coef, fault_of
 
 if TYPE_CHECKING:
     from dpmf.batching import BallsInBins
 
 _ERRORS = ("max", "mean")
 _MAX_BUFFERS = 15  # jax-privacy refuses more: the optimisation is no longer stable
-_ROUNDING = 1e-12
-_BANDINVMF_VERSION = 1  # raised whenever banded_inverse gives other numbers
+_BANDINVMF_VERSION = 1  # to be raised whenever banded_inverse gives other numbers
 
 
 @dataclass(frozen=True)
 class _Optimised(ToeplitzStrategy):
-    """What optimised strategies share: the iterations they are for."""
+    """What optimised strategies share: the number of iterations they are optimised for."""
 
     iterations: int | None = field(default=None, kw_only=True)
 
     def for_batching(self, batching: BallsInBins) -> _Optimised:
-        return self if self.iterations is not None else replace(self, iterations=batching.iterations)
+        return replace(self, iterations=self.iterations or batching.iterations)
 
     def check_iterations(self, iterations: int) -> None:
         if self.iterations is not None and iterations > self.iterations:
-            raise ValueError(
-                f"iterations must be at most {self.iterations}, what {self.name} is optimised for, got {iterations}"
+            raise validation.wrong(
+                "iterations", f"at most {self.iterations}, what {self.name} is optimised for", iterations
             )
 
     def _horizon(self, iterations: int) -> int:
-        """The iterations to optimise for, when this many are asked for."""
+        """Return the number of iterations to optimise for, if this many are asked for."""
         self.check_iterations(iterations)
         return iterations if self.iterations is None else self.iterations
 
 
 @dataclass(frozen=True)
 class _OptimisedForSchedule(_Optimised):
-    """What depends on the participation schedule, too."""
+    """What strategies share that are optimised for the participation schedule, too."""
 
     min_sep: int | None = field(default=None, kw_only=True)
     max_participations: int | None = field(default=None, kw_only=True)
 
     def for_batching(self, batching: BallsInBins) -> _OptimisedForSchedule:
-        bound = self if self.iterations is not None else replace(self, iterations=batching.iterations)
+        filled = replace(self, iterations=self.iterations or batching.iterations)
         if self.min_sep is None and self.max_participations is None:
-            bound = replace(bound, min_sep=batching.batches_per_epoch, max_participations=batching.epochs)
-        return bound
+            filled = replace(filled, min_sep=batching.batches_per_epoch, max_participations=batching.epochs)
+        return filled
 
     def _problem(self, iterations: int) -> tuple[int, int, int]:
-        """(n, min_sep, participations) in one form for equal problems, so that they share a cache entry."""
+        """Return (n, min_sep, participations), the same for equal problems, so that they share a cache entry."""
         n = self._horizon(iterations)
         most = 1 if self.min_sep is None else -(-n // self.min_sep)
         k = most if self.max_participations is None else min(self.max_participations, most)
@@ -75,8 +75,8 @@ class _OptimisedForSchedule(_Optimised):
 class BandMF(_Optimised):
     """The banded Toeplitz C with the least mean squared error of the prefix sums (McKenna 2024), by jax-privacy.
 
-    The error is that of a single participation. It is k times that for k participations at least p iterations apart, so
-    the optimum is the same. C is kept as the library gives it: its first column has norm one.
+    The error is that of a single participation. For k participations at least p iterations apart it is k times as
+    large, so the optimum is the same. C is kept as the library gives it: its first column has norm one.
     """
 
     p: int
@@ -96,18 +96,19 @@ class BandMF(_Optimised):
                 from jax_privacy.matrix_factorization import toeplitz
 
                 coef = np.array(toeplitz.optimize_banded_toeplitz(n, bands), dtype=np.float64)
-            return {"strategy_coef": _usable(self.name, coef)}
+            _check(self.name, coef)
+            return {"strategy_coef": np.maximum(coef, 0.0)}  # what is left below zero is rounding
 
         found = _remember("bandmf", self.name, {"n": n, "bands": bands}, compute)
         return pad_or_cut(found["strategy_coef"], iterations)
 
 
 @dataclass(frozen=True)
-class BLT(_OptimisedForSchedule):
-    """A buffered linear Toeplitz C, c_0 = 1, c_t = Σ_i s_i·r_i^(t−1) (Dvijotham et al. 2024), by jax-privacy.
+class BLT(_OptimisedForSchedule, BufferedStrategy):
+    """The buffered linear Toeplitz C with d buffers that has the least error (Dvijotham et al. 2024), by jax-privacy.
 
-    C⁻¹z can be streamed with the d buffers i = 1..d. Minimises the largest (or mean) squared error of the prefix sums
-    times the squared sensitivity for the participation schedule.
+    Minimises the largest (or mean) squared error of the prefix sums times the squared sensitivity for the participation
+    schedule.
     """
 
     d: int | None
@@ -118,7 +119,6 @@ class BLT(_OptimisedForSchedule):
         return f"BLT(d={'auto' if self.d is None else self.d}{_suffix(self.error, 'max')})"
 
     def buffers(self, iterations: int) -> tuple[Array, Array]:
-        """(r, s): how much each buffer keeps per iteration, and its weight in the output."""
         n, min_sep, k = self._problem(iterations)
         if n == 1:
             return np.zeros(0), np.zeros(0)
@@ -139,7 +139,7 @@ class BLT(_OptimisedForSchedule):
                     ) from error
                 decay = np.array(blt.buf_decay, dtype=np.float64)
                 scale = np.array(blt.output_scale, dtype=np.float64)
-            _usable(self.name, _blt_coef(decay, scale, n))
+            _check(self.name, buffered_coef(decay, scale, n))
             return {"buf_decay": decay, "output_scale": scale}
 
         parameters: dict[str, cache.Parameter] = {
@@ -147,20 +147,6 @@ class BLT(_OptimisedForSchedule):
         }  # fmt: skip
         found = _remember("blt", self.name, parameters, compute)
         return found["buf_decay"], found["output_scale"]
-
-    def strategy_coef(self, iterations: int) -> Array:
-        return _usable(self.name, _blt_coef(*self.buffers(iterations), iterations))
-
-    def noising_coef(self, iterations: int) -> Array:
-        # The streaming recursion applied to an impulse: O(d) per iteration where inverting the series is quadratic.
-        decay, scale = self.buffers(iterations)
-        state = np.ones_like(decay)
-        out = np.ones(iterations)
-        for t in range(1, iterations):
-            value = -float(scale @ state)
-            out[t] = value
-            state = decay * state + value
-        return out
 
 
 @dataclass(frozen=True)
@@ -191,7 +177,7 @@ class BandInvMF(_OptimisedForSchedule):
             from dpmf.strategies.banded_inverse import optimise_noising_coef
 
             coef = optimise_noising_coef(n, bands, min_sep, k, self.error)
-            _usable(self.name, invert_series(coef, n))
+            _check(self.name, invert_series(coef, n))
             return {"noising_coef": coef}
 
         parameters: dict[str, cache.Parameter] = {
@@ -207,10 +193,14 @@ class BandInvMF(_OptimisedForSchedule):
 
 
 def bandmf(bandwidth: int, *, iterations: int | None = None) -> BandMF:
-    """Optimised banded Toeplitz strategy of bandwidth p (needs jax-privacy)."""
-    return BandMF(
-        validation.integer("bandwidth", bandwidth, at_least=1), iterations=_optional("iterations", iterations)
-    )
+    """Return the optimised banded Toeplitz strategy (needs jax-privacy).
+
+    Args:
+      bandwidth: the bandwidth p of C.
+      iterations: the number of iterations to optimise for; by default those of the mechanism.
+    """
+    p = validation.integer("bandwidth", bandwidth, at_least=1)
+    return BandMF(p, iterations=_optional("iterations", iterations))
 
 
 def blt(
@@ -221,11 +211,19 @@ def blt(
     min_sep: int | None = None,
     max_participations: int | None = None,
 ) -> BLT:
-    """Optimised buffered linear Toeplitz strategy with d buffers, or as many as help (needs jax-privacy)."""
+    """Return the optimised buffered linear Toeplitz strategy (needs jax-privacy).
+
+    Args:
+      buffers: the number of buffers d; by default the optimiser takes as many as help.
+      error: which squared error of the prefix sums to minimise, "max" or "mean".
+      iterations: the number of iterations to optimise for; by default those of the mechanism.
+      min_sep: the least number of iterations between two participations of a record; by default the batches per epoch.
+      max_participations: how often a record takes part at most; by default once per epoch.
+    """
     if buffers is not None:
         buffers = validation.integer("buffers", buffers, at_least=1, at_most=_MAX_BUFFERS)
-    n, b, k = _schedule(iterations, min_sep, max_participations)
     error = validation.choice("error", error, _ERRORS)
+    n, b, k = _schedule(iterations, min_sep, max_participations)
     return BLT(buffers, error, iterations=n, min_sep=b, max_participations=k)
 
 
@@ -237,10 +235,18 @@ def bandinvmf(
     min_sep: int | None = None,
     max_participations: int | None = None,
 ) -> BandInvMF:
-    """Optimised strategy whose inverse is banded Toeplitz of bandwidth p."""
+    """Return the optimised strategy whose inverse is banded Toeplitz.
+
+    Args:
+      bandwidth: the bandwidth p of C⁻¹.
+      error: which squared error of the prefix sums to minimise, "max" or "mean".
+      iterations: the number of iterations to optimise for; by default those of the mechanism.
+      min_sep: the least number of iterations between two participations of a record; by default the batches per epoch.
+      max_participations: how often a record takes part at most; by default once per epoch.
+    """
     p = validation.integer("bandwidth", bandwidth, at_least=1)
-    n, b, k = _schedule(iterations, min_sep, max_participations)
     error = validation.choice("error", error, _ERRORS)
+    n, b, k = _schedule(iterations, min_sep, max_participations)
     return BandInvMF(p, error, iterations=n, min_sep=b, max_participations=k)
 
 
@@ -253,7 +259,9 @@ def _schedule(
 ) -> tuple[int | None, int | None, int | None]:
     k = _optional("max_participations", max_participations)
     if k is not None and k > 1 and min_sep is None:
-        raise ValueError(f"min_sep must be given with max_participations > 1, got max_participations = {k} alone")
+        raise errors.ArgumentError(
+            "min_sep", f"must be given with max_participations > 1, got max_participations = {k} alone"
+        )
     return _optional("iterations", iterations), _optional("min_sep", min_sep), k
 
 
@@ -261,23 +269,9 @@ def _suffix(error: str, usual: str) -> str:
     return "" if error == usual else f", {error} error"
 
 
-def _blt_coef(decay: Array, scale: Array, n: int) -> Array:
-    column = np.ones(n)
-    column[1:] = 0.0
-    for rate, weight in zip(decay, scale, strict=True):
-        column[1:] += weight * rate ** np.arange(n - 1)
-    return column
-
-
-def _usable(name: str, column: Array) -> Array:
-    """The column, or RuntimeError where an optimiser went astray: accounting needs C finite and non-negative."""
-    if not np.all(np.isfinite(column)) or not column[0] > 0:
-        raise RuntimeError(f"the optimiser failed for {name}: its coefficients are not finite, or start with 0")
-    least = float(column.min())
-    if least < -_ROUNDING * float(column.max()):
-        raise RuntimeError(f"the optimiser failed for {name}: it gave a negative coefficient ({least:.3g})")
-    # What is left below zero is rounding.
-    return np.maximum(column, 0.0)
+def _check(name: str, column: Array) -> None:
+    if fault := fault_of(column):
+        raise RuntimeError(f"the optimiser failed for {name}: it gave {fault}")
 
 
 def _version(package: str) -> str:
@@ -289,7 +283,7 @@ def _version(package: str) -> str:
 def _remember(
     kind: str, name: str, parameters: dict[str, cache.Parameter], compute: Callable[[], cache.Values]
 ) -> cache.Values:
-    """`cache.remember` for what jax-privacy computes; a hit does not import it."""
+    """Call `cache.remember` for what jax-privacy computes. A cached result does not import it."""
     try:
         version = f"jax-privacy {_version('jax-privacy')}"
     except ImportError:
@@ -299,7 +293,7 @@ def _remember(
 
 @contextlib.contextmanager
 def _jax_double(purpose: str) -> Iterator[None]:
-    """Double precision inside the block only, and no warnings of the library on the progress line."""
+    """Make jax use double precision inside the block only, and keep its warnings off the progress line."""
     try:
         import jax
         import jax_privacy.matrix_factorization  # noqa: F401 - so that a broken installation is told apart here

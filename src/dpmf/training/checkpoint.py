@@ -7,19 +7,19 @@ the state of the noise, and whoever has that can take the noise off again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import struct
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dpmf.files import write_atomically
 
 MAGIC = b"dpmf checkpoint 1\n"
 _DIGEST_BYTES = 64  # hexadecimal
@@ -32,7 +32,6 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     Values may be None, booleans, numbers, strings, bytes, lists, tuples, dictionaries with string or integer keys,
     numpy arrays and torch tensors. A file system that refuses is one OSError that names the path.
     """
-    target = Path(path)
     arrays: list[bytes | memoryview] = []
     tree = json.dumps(_encode(state, arrays, "state"), allow_nan=False, separators=(",", ":")).encode()
     digest = hashlib.sha256()
@@ -40,19 +39,7 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     for part in parts:
         digest.update(part)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(MAGIC + digest.hexdigest().encode())
-                for part in parts:
-                    stream.write(part)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
-        finally:
-            with contextlib.suppress(OSError):  # it is still there only when something failed
-                os.unlink(temporary)
-        _sync_directory(target.parent)
+        write_atomically(Path(path), MAGIC + digest.hexdigest().encode(), *parts, private=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(
@@ -78,15 +65,6 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise ValueError(f"checkpoint must hold a dictionary, {path} does not")
     return decoded
-
-
-def _sync_directory(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems cannot
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _encode(value: Any, arrays: list[bytes | memoryview], where: str) -> Any:

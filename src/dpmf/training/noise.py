@@ -27,7 +27,7 @@ from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.strategies.base import NormalizedToeplitz, Strategy, ToeplitzStrategy, block_rows
-from dpmf.strategies.optimised import BLT
+from dpmf.strategies.buffered import BufferedStrategy
 from dpmf.training import _backends
 from dpmf.training._sources import SOURCES, make_source
 
@@ -76,7 +76,7 @@ def make_plan(strategy: Strategy, iterations: int, max_copies: int = MAX_COPIES)
         ratio = strategy.noising_coef(iterations)[0] / strategy.base.noising_coef(iterations)[0]
         return replace(plan, scale=plan.scale * float(ratio))
     candidates: list[Plan] = []
-    if isinstance(strategy, BLT):
+    if isinstance(strategy, BufferedStrategy):
         decay, scale = strategy.buffers(iterations)
         candidates.append(Plan("buffers", len(decay), np.stack((decay, scale))))
     p = strategy.bandwidth(iterations)

@@ -1,4 +1,4 @@
-"""A view as one HTML file: no script, no request, pictures inside."""
+"""A view as one HTML file, with its pictures inside, without scripts and without requests to other servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from html import escape
 
 from dpmf._version import __version__
-from dpmf.web.recipe import Recipe
+from dpmf.formatting import given, lower, upper
+from dpmf.web import recipe
+from dpmf.web.request import Request
 from dpmf.web.view import Row, View
 
 _STYLE = """
@@ -19,48 +21,55 @@ tr.best td { font-weight: 600; } pre { background: #f5f5f5; padding: .8rem; over
 .pictures svg { width: 100%; height: auto; } footer { margin-top: 2rem; color: #666; font-size: .85rem; }
 """
 
-# Nothing may be fetched or run, whatever ends up in the text.
+# The browser must not fetch or run anything, whatever ends up in the text.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+def noise(value: float | None) -> str:
+    """Return a noise multiplier to use, rounded up."""
+    return "" if value is None else upper(value)
 
 
 def outcome(row: Row, complete: bool) -> str:
-    """What the last column says of a row."""
+    """Return the text of the last column of a row."""
     if row.problem:
         return row.problem
     if row.noise_multiplier is None:
         return "not finished" if complete else ""
-    return row.note or (f"{row.binding} decides" if row.binding else "")
+    return row.note or (f"the {row.binding} direction decides" if row.binding else "")
 
 
 _CAPTIONS = {
-    "curves": "δ(ε): no point in the grey area can be guaranteed",
-    "gram": "The Gram matrix: all that accounting needs to know of the strategy",
+    "curves": "Upper bounds on δ(ε). No accountant can guarantee a point in the grey area.",
+    "gram": "The Gram matrix, which is all that the accountants need to know of the strategy.",
 }
 
 
-def html(view: View, recipe: Recipe, pictures: Mapping[str, str]) -> str:
-    """The whole file; `pictures` are those of `pictures.drawn`."""
-    target = f"({view.epsilon:g}, {view.delta:g})-DP"
+def html(view: View, request: Request, pictures: Mapping[str, str]) -> str:
+    """Return the whole file.
+
+    Args:
+      view: what is shown.
+      request: what was asked for; it gives the lines of Python and shell.
+      pictures: the drawings that `pictures.drawn` returned for the view.
+    """
+    target = f"({given(view.epsilon)}, {given(view.delta)})-DP"
     relation = "a record added or removed" if view.direction == "both" else f"the {view.direction} direction only"
     best = view.best
     used = [row.accountant for row in view.rows if row.noise_multiplier is not None]
     if best is None:
         answer = f"No accountant found a noise multiplier for {target}."
     else:
-        sigma, by = number(best.noise_multiplier), escape(best.accountant)
+        sigma, by = noise(best.noise_multiplier), escape(best.accountant)
         answer = f"Noise multiplier <b>{sigma}</b> gives {target}, guaranteed by {by}."
+    below = "" if view.lower is None else lower(view.lower)
     if view.lower:
-        answer += f" No accountant can go below {number(view.lower)}."
+        answer += f" No accountant can certify a noise multiplier below {below}."
     rows = "\n".join(
         f"<tr{' class=best' if row is best else ''}><td>{escape(row.accountant)}</td>"
-        f'<td class="number">{number(row.noise_multiplier)}</td><td>{escape(outcome(row, True))}</td></tr>'
+        f'<td class="number">{noise(row.noise_multiplier)}</td><td>{escape(outcome(row, True))}</td></tr>'
         for row in view.rows
     )
-    lower = f'<tr><td>certainly not below</td><td class="number">{number(view.lower)}</td><td>certified</td></tr>'
     figures = "\n".join(
         f"<figure>{svg}<figcaption>{_CAPTIONS[name]}</figcaption></figure>" for name, svg in pictures.items()
     )
@@ -75,20 +84,20 @@ def html(view: View, recipe: Recipe, pictures: Mapping[str, str]) -> str:
 </head>
 <body>
 <h1>{escape(view.mechanism)}</h1>
-<p>{answer} Neighbouring: {relation}. Noise multipliers are for clipping norm 1 and the strategy as given; batches are
+<p>{answer} Neighbouring: {relation}. Noise multipliers are for clipping norm 1 and the strategy as given; batching is
 balls-in-bins.</p>
 <table>
 <tr><th>accountant</th><th>noise multiplier σ</th><th></th></tr>
 {rows}
-{lower}
+<tr><td>lower bound</td><td class="number">{below}</td><td>certified</td></tr>
 </table>
 <div class="pictures">
 {figures}
 </div>
 <h2>The same in Python</h2>
-<pre>{escape(recipe.python(used, view.curve_noise))}</pre>
+<pre>{escape(recipe.python(request, used, view.curve_noise))}</pre>
 <h2>The same from the shell</h2>
-<pre>{escape(recipe.shell(used))}</pre>
+<pre>{escape(recipe.shell(request, used))}</pre>
 <footer>dpmf {__version__}</footer>
 </body>
 </html>

@@ -1,4 +1,4 @@
-"""The drawings of a view, as SVG text that needs nothing but itself."""
+"""The drawings of a view, as self-contained SVG text."""
 
 from __future__ import annotations
 
@@ -7,52 +7,54 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpmf.report import _LOOKS, _new_figure
+from dpmf.formatting import given, upper
+from dpmf.report import LOOKS, new_figure
 from dpmf.web.view import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FLOOR = 1e-16  # below, a logarithmic axis shows nothing of use
+_FLOOR = 1e-16  # values of δ below this are not shown
 
 
 def drawn(view: View) -> dict[str, str]:
-    """The drawings there is something to show in: "curves", "gram"."""
+    """Return the drawings for which the view has data, by name: "curves" and "gram"."""
     pictures = {}
     if view.curve_noise is not None:
-        pictures["curves"] = curves_svg(view)
+        pictures["curves"] = _curves(view, view.curve_noise)
     if view.gram:
-        pictures["gram"] = gram_svg(view)
+        pictures["gram"] = _gram(view)
     return pictures
 
 
-def curves_svg(view: View) -> str:
-    """δ(ε) of every accountant at one noise multiplier; what is certainly impossible is shaded."""
+def _curves(view: View, sigma: float) -> str:
+    """Draw δ(ε) of every accountant at one noise multiplier; the area below the lower bound is shaded."""
     order = {row.accountant: i for i, row in enumerate(view.rows)}
-    figure, (ax,) = _new_figure(1)
+    figure, (ax,) = new_figure(1)
     if view.lower_curve:
         below = np.maximum(view.lower_curve, _FLOOR)
-        ax.fill_between(view.epsilons, _FLOOR, below, color="0.85", label="impossible (certified)", linewidth=0)
+        ax.fill_between(view.epsilons, _FLOOR, below, color="0.85", label="below the lower bound", linewidth=0)
         ax.plot(view.epsilons, below, color="0.45", linewidth=1)
-    for name, deltas in sorted((view.curves or {}).items(), key=lambda item: order[item[0]]):
-        look = _LOOKS[order[name] % len(_LOOKS)]  # the same while others are still missing
+    curves = view.curves or {}
+    for name, deltas in sorted(curves.items(), key=lambda item: order[item[0]]):
+        look = LOOKS[order[name] % len(LOOKS)]  # an accountant keeps its look while others are still missing
         ax.plot(view.epsilons, np.maximum(deltas, _FLOOR), label=name, markersize=3.5, **look)
     ax.axhline(view.delta, color="black", linewidth=0.6)
     ax.axvline(view.epsilon, color="black", linewidth=0.6)
     ax.set(yscale="log", xlabel="ε", ylabel="δ(ε), upper bounds")
-    shown = [
-        d for d in (*view.lower_curve, *(x for curve in (view.curves or {}).values() for x in curve)) if d > _FLOOR
-    ]
+    shown = [d for curve in (view.lower_curve, *curves.values()) for d in curve if d > _FLOOR]
     ax.set_ylim(max(_FLOOR, min([*shown, view.delta]) / 3), 2)
-    ax.set_title(f"at noise multiplier σ = {view.curve_noise:.5g}", fontsize="medium")
+    # A calibrated σ is rounded up, one that the user chose is shown in full.
+    calibrated = view.best is not None and sigma == view.best.noise_multiplier
+    ax.set_title(f"at noise multiplier σ = {(upper if calibrated else given)(sigma)}", fontsize="medium")
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize="small", loc="lower left", framealpha=0.9)
     return _svg(figure)
 
 
-def gram_svg(view: View) -> str:
-    """The Gram matrix as a heat map."""
-    figure, (ax,) = _new_figure(1)
+def _gram(view: View) -> str:
+    """Draw the Gram matrix as a heat map."""
+    figure, (ax,) = new_figure(1)
     ax.grid(visible=False)
     b = view.batches
     image = ax.imshow(np.array(view.gram), cmap="viridis", vmin=0.0, extent=(-0.5, b - 0.5, b - 0.5, -0.5))
@@ -68,7 +70,7 @@ def _svg(figure: Figure) -> str:
     import matplotlib
 
     stream = io.StringIO()
-    # Text stays text: small files, and the numbers can be found and read aloud.
+    # Text stays text: files are small, and the numbers can be searched for and read aloud.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpmf"}):
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()

@@ -1,8 +1,9 @@
 """A few worker processes shared by everybody who looks at the page.
 
-Every client watches one request at a time. Equal requests are computed once, finished views are kept (the last 64). A
-request nobody watches any more is cancelled by ending its process, and so is one that runs into the time limit, which
-keeps what it had by then. Everything is bounded: clients, processes, kept views; a process in time and memory.
+Every client watches one request at a time. Equal requests are computed once, and the last 64 finished views are kept. A
+request that nobody watches any more is cancelled by ending its process. A request that reaches the time limit is ended,
+too, and keeps its last view. The numbers of clients, processes and kept views are bounded, and so are the time and
+memory of a process.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ WORKERS = 2
 TIME_LIMIT = 180.0
 MOST_CLIENTS = 200
 KEPT_VIEWS = 64
-LEASE = 10.0  # seconds a client may be silent
-_JOBS_PER_PROCESS = 50  # a fresh process now and then: what libraries keep is given back
+LEASE = 10.0  # seconds after which a silent client is forgotten
+_JOBS_PER_PROCESS = 50  # then a fresh process takes over, and memory that libraries keep is freed
 _TICK = 0.1
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a request stands: "waiting", "running", "done", "stopped" (by the time limit), "failed" or "busy"."""
+    """The state of a request: "waiting", "running", "done", "stopped" (by the time limit), "failed" or "busy"."""
 
     state: str
     view: View | None = None
@@ -45,6 +46,7 @@ class Snapshot:
 
     @property
     def finished(self) -> bool:
+        """Whether nothing more will come."""
         return self.state in ("done", "stopped", "failed", "busy")
 
 
@@ -61,7 +63,16 @@ class _Job:
 
 
 class Pool:
-    """Call `watch` again and again; `close` at the end."""
+    """The shared processes. A client calls `watch` again and again; `close` ends all processes.
+
+    Args:
+      workers: the number of processes.
+      time_limit: seconds after which a computation is stopped.
+      most_clients: the number of clients beyond which new ones are refused.
+      kept_views: the number of finished views that are kept.
+      lease: seconds after which a client that does not call `watch` is forgotten.
+      command: the command that starts a worker.
+    """
 
     def __init__(
         self,
@@ -74,7 +85,7 @@ class Pool:
     ) -> None:
         self._command = list(command)
         self.time_limit, self.most_clients, self.kept_views, self.lease = time_limit, most_clients, kept_views, lease
-        self.started = 0  # computations begun, for tests and the curious
+        self.started = 0  # the number of computations begun
         self._lock = threading.Condition()
         self._clients: dict[str, tuple[Request, float]] = {}
         self._jobs: OrderedDict[Request, _Job] = OrderedDict()  # waiting or running, oldest first
@@ -88,7 +99,7 @@ class Pool:
         atexit.register(self.close)
 
     def watch(self, client: str, request: Request) -> Snapshot:
-        """Where the request stands. The client's earlier request, if another, is no longer wanted by it."""
+        """Return the state of the request, which replaces any earlier request of this client."""
         with self._lock:
             if client not in self._clients and len(self._clients) >= self.most_clients:
                 return Snapshot("busy", message="too many people are looking at this page; try again in a minute")
@@ -109,12 +120,13 @@ class Pool:
             return Snapshot("running", job.view, job.pictures, seconds=time.monotonic() - job.began)
 
     def leave(self, client: str) -> None:
+        """Forget a client, and end its computation unless others watch it."""
         with self._lock:
             self._clients.pop(client, None)
             self._drop_unwatched()
 
     def sizes(self) -> dict[str, int]:
-        """How many of each there are."""
+        """Return the numbers of clients, unfinished requests, kept views and processes."""
         with self._lock:
             return {
                 "clients": len(self._clients),
@@ -124,13 +136,14 @@ class Pool:
             }
 
     def close(self) -> None:
+        """End all processes."""
         with self._lock:
             self._closed = True
             for process in self._processes:
                 process.kill()
             self._lock.notify_all()
 
-    # --- inside; the lock is held where a name does not say otherwise ---
+    # Methods below: `_drop_unwatched` and `_keep` are called with the lock held, the others without.
 
     def _drop_unwatched(self) -> None:
         watched = {request for request, _ in self._clients.values()}
@@ -164,7 +177,7 @@ class Pool:
             if process is None or process.poll() is not None or served >= _JOBS_PER_PROCESS:
                 self._end(process)
                 process, served = self._start(), 0
-                # Not on the time of the first request.
+                # Wait here until the worker is ready, so that this does not count as time of a request.
                 ready = process.stdout is not None and bool(process.stdout.readline())
             with self._lock:
                 while not self._closed and not (free := [j for j in self._jobs.values() if j.state == "waiting"]):
@@ -182,12 +195,12 @@ class Pool:
                     del self._jobs[job.request]
                     self._keep(job, ended)
                 spoilt = job.cancelled or job.state == "stopped" or not ended
-            if spoilt:  # a process that was killed may still look alive for a moment
+            if spoilt:  # poll() is no test for this: a process that was killed may look alive for a moment
                 self._end(process)
                 process = None
 
     def _converse(self, process: subprocess.Popen[str], job: _Job) -> bool:
-        """Without the lock: send the request, take in what comes back. Whether the worker lived to the end of it."""
+        """Send the request and read the answers. Return whether the worker lived until the last one."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -202,22 +215,21 @@ class Pool:
                         job.view, job.pictures = View.from_dict(message["view"]), message["pictures"]
                     else:
                         job.message = message["error"]
-        except (OSError, ValueError):  # killed between two bytes
+        except (OSError, ValueError):  # the process was killed in the middle of a line
             pass
         return False
 
     def _keep(self, job: _Job, ended: bool) -> None:
-        seconds = time.monotonic() - job.began
         if job.message:
-            found = Snapshot("failed", job.view, job.pictures, seconds=seconds, message=job.message)
+            state, words = "failed", job.message
         elif job.state == "stopped":
-            words = f"stopped after {self.time_limit:g} seconds; what was found by then is shown"
-            found = Snapshot("stopped", job.view, job.pictures, seconds=seconds, message=words)
+            state, words = "stopped", f"stopped after {self.time_limit:g} seconds; what was found until then is shown"
         elif ended:
-            found = Snapshot("done", job.view, job.pictures, seconds=seconds)
+            state, words = "done", ""
         else:
-            words = "the process that computed this died, perhaps for want of memory"
-            found = Snapshot("failed", job.view, job.pictures, seconds=seconds, message=words)
+            state, words = "failed", "the process that computed this died, perhaps for lack of memory"
+        seconds = time.monotonic() - job.began
+        found = Snapshot(state, job.view, job.pictures, seconds=seconds, message=words)
         self._kept[job.request] = found
         while len(self._kept) > self.kept_views:
             self._kept.popitem(last=False)
@@ -246,7 +258,7 @@ class Pool:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what was still to be sent
+                with contextlib.suppress(OSError):  # closing a pipe writes what was still to be sent
                     pipe.close()
         with self._lock:
             self._processes.discard(process)

@@ -1,4 +1,4 @@
-"""What the page can be asked for: the fields, their limits, and words for whatever is wrong with what was typed."""
+"""What a user can ask of a view: the fields, their limits, and messages for what was typed wrongly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 
 from dpmf import errors, validation
 from dpmf.batching import BallsInBins
+from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 
+# The strategies of the page. It reads no files, so `matrix` is not among them.
 STRATEGIES = ("dpsgd", "bsr", "bisr", "bandmf", "bandinvmf", "blt", "coefficients")
 BANDED = ("bsr", "bisr", "bandmf", "bandinvmf")
 _OPTIMISED_BY_JAX = ("bandmf", "blt")
 DIRECTIONS = ("both", "remove", "add")
 
-# No setting within these takes more memory than a worker is allowed; time has a limit of its own.
+# No setting within these limits takes more memory than a worker is allowed to use; time has a limit of its own.
 MOST_EPOCHS = 1000
 MOST_BATCHES = 2000
 MOST_ITERATIONS = 100_000
@@ -36,7 +38,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,15}")
 
 @dataclass(frozen=True)
 class Request:
-    """One setting of the page; every field is within its limits."""
+    """A mechanism, a target and the options of a view, in the words of the command line."""
 
     strategy: str
     epochs: int
@@ -49,30 +51,42 @@ class Request:
     direction: str = "both"
     max_order: int | None = None
     noise_multiplier: float | None = None
+    iterations: int | None = None
+    file: str | None = None
+    normalized: bool = False
 
     def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary of plain Python values, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Request:
+        """Read what `to_dict` wrote."""
         return cls(**{**values, "coefficients": tuple(values.get("coefficients", ()))})
 
     def mechanism(self) -> Mechanism:
+        """Build the mechanism."""
         from dpmf import strategies
 
-        if self.strategy == "coefficients":
-            chosen: Any = strategies.coefficients(list(self.coefficients))
-        elif self.strategy == "blt":
-            chosen = strategies.blt(self.buffers)
-        elif self.strategy == "dpsgd":
-            chosen = strategies.dpsgd()
-        else:
-            chosen = getattr(strategies, self.strategy)(self.bandwidth)
-        return Mechanism(chosen, BallsInBins(self.epochs, self.batches_per_epoch))
+        chosen = strategies.build(
+            self.strategy,
+            bandwidth=self.bandwidth,
+            buffers=self.buffers,
+            file=self.coefficients or self.file,
+            normalized=self.normalized,
+        )
+        return Mechanism(chosen, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
 
 
 def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
-    """The request that was typed, or None and what is wrong, by field. Fields that do not apply are not looked at."""
+    """Check what was typed. Fields that do not apply to the strategy are ignored.
+
+    Args:
+      fields: the text of each field of the page, by name.
+
+    Returns:
+      The request and no messages, or None and a message for each field that is wrong.
+    """
     problems: dict[str, str] = {}
     values: dict[str, Any] = {}
 
@@ -86,18 +100,18 @@ def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
     take("strategy", lambda name, text: validation.choice(name, text, STRATEGIES))
     strategy = values.get("strategy")
     if strategy in BANDED:
-        take("bandwidth", _integer(1, MOST_BANDWIDTH))
+        take("bandwidth", _number(1, MOST_BANDWIDTH, whole=True))
     if strategy == "blt":
-        take("buffers", _optional(_integer(1, MOST_BUFFERS)))
+        take("buffers", _optional(_number(1, MOST_BUFFERS, whole=True)))
     if strategy == "coefficients":
         take("coefficients", _coefficients)
-    take("epochs", _integer(1, MOST_EPOCHS))
-    take("batches_per_epoch", _integer(1, MOST_BATCHES))
-    take("epsilon", _real(*EPSILONS))
-    take("delta", _real(*DELTAS))
+    take("epochs", _number(1, MOST_EPOCHS, whole=True))
+    take("batches_per_epoch", _number(1, MOST_BATCHES, whole=True))
+    take("epsilon", _number(*EPSILONS))
+    take("delta", _number(*DELTAS))
     take("direction", lambda name, text: validation.choice(name, text or "both", DIRECTIONS))
-    take("max_order", _optional(_integer(2, MOST_ORDER)))
-    take("noise_multiplier", _optional(_real(*NOISE)))
+    take("max_order", _optional(_number(2, MOST_ORDER, whole=True)))
+    take("noise_multiplier", _optional(_number(*NOISE)))
     if "epochs" in values and "batches_per_epoch" in values:
         iterations = values["epochs"] * values["batches_per_epoch"]
         if iterations > MOST_ITERATIONS:
@@ -117,24 +131,16 @@ def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
     return request, {}
 
 
-def _integer(least: int, most: int) -> Callable[[str, str], int]:
-    def read(name: str, text: str) -> int:
-        if not _INTEGER.fullmatch(text):
-            raise ValueError(f"{name} must be a whole number from {least} to {most}, got {_shown(text)}")
-        if not least <= int(text) <= most:
-            raise ValueError(f"{name} must be from {least} to {most}, got {_shown(text)}")
-        return int(text)
+def _number(least: float, most: float, whole: bool = False) -> Callable[[str, str], Any]:
+    """Return a function that reads a number between two limits."""
+    kind = f"a whole number from {least:g} to {most:g}" if whole else "a number such as 2 or 1e-5"
 
-    return read
-
-
-def _real(least: float, most: float) -> Callable[[str, str], float]:
     def read(name: str, text: str) -> float:
-        number = _number(text)
+        number = _real(text) if not whole else int(text) if _INTEGER.fullmatch(text) else None
         if number is None:
-            raise ValueError(f"{name} must be a number such as 2 or 1e-5, got {_shown(text)}")
-        if not least <= number <= most:  # NaN is not
-            raise ValueError(f"{name} must be from {least:g} to {most:g}, got {_shown(text)}")
+            raise ArgumentError(name, f"must be {kind}, got {_shown(text)}")
+        if not least <= number <= most:  # this refuses NaN, too
+            raise ArgumentError(name, f"must be from {least:g} to {most:g}, got {_shown(text)}")
         return number
 
     return read
@@ -146,25 +152,23 @@ def _optional(read: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
 
 def _coefficients(name: str, text: str) -> tuple[float, ...]:
     if len(text) > LONGEST_TEXT:
-        raise ValueError(f"{name} must be at most {LONGEST_TEXT} characters, got {len(text)}")
+        raise ArgumentError(name, f"must be at most {LONGEST_TEXT} characters, got {len(text)}")
     words = [word for word in _SEPARATOR.split(text) if word]
-    if not words:
-        raise ValueError(f"{name} must be numbers separated by commas or blanks, got nothing")
     if len(words) > MOST_COEFFICIENTS:
-        raise ValueError(f"{name} must be at most {MOST_COEFFICIENTS} numbers, got {len(words)}")
+        raise ArgumentError(name, f"must be at most {MOST_COEFFICIENTS} numbers, got {len(words)}")
     numbers = []
-    for word in words:
-        number = _number(word)
+    for word in words or [""]:
+        number = _real(word)
         if number is None:
-            raise ValueError(f"{name} must be numbers separated by commas or blanks, got {_shown(word)}")
+            raise ArgumentError(name, f"must be numbers separated by commas or blanks, got {_shown(word)}")
         if not 0 <= number <= 1e6:
-            raise ValueError(f"{name} must be from 0 to 1e6, got {_shown(word)}")
+            raise ArgumentError(name, f"must be from 0 to 1e6, got {_shown(word)}")
         numbers.append(number)
     return tuple(numbers)
 
 
-def _number(text: str) -> float | None:
-    if "_" in text:  # Python reads 1_0 as ten
+def _real(text: str) -> float | None:
+    if "_" in text:  # Python would read 1_0 as ten
         return None
     try:
         return float(text)

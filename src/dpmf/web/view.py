@@ -1,4 +1,4 @@
-"""What is shown for one mechanism and target, computed step by step: each step gives a fuller view."""
+"""What is shown for one mechanism and target, computed step by step; each step gives a fuller view."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from dpmf.accountants.registry import ACCOUNTANTS, resolve, with_options
 from dpmf.lower_bounds import LowerBounds, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
+from dpmf.web.request import Request
 
-# Those made of others, those that sample, and those by others are not compared here.
+# A view does not compare accountants that combine others, that sample, or that come from other packages.
 _LEFT_OUT = ("best", "auto", "monte-carlo", "random-allocation", "pld-accounting")
 _CHEAP_FIRST = ("gaussian", "lattice", "renyi", "cascade")
 _DEAR_LAST = ("conditional",)
@@ -26,7 +27,7 @@ HEAT_MAP_CELLS = 128
 
 
 def compared() -> tuple[str, ...]:
-    """The accountants of a view: dpmf's own deterministic ones, the cheap ones first."""
+    """Return the accountants of a view: dpmf's own deterministic ones, the cheap ones first."""
     names = [name for name in ACCOUNTANTS if name not in _LEFT_OUT]
     order = {**{n: i for i, n in enumerate(_CHEAP_FIRST)}, **dict.fromkeys(_DEAR_LAST, 100)}
     return tuple(sorted(names, key=lambda name: order.get(name, 50)))
@@ -34,7 +35,7 @@ def compared() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """The noise multiplier one accountant asks for, or why there is none (yet)."""
+    """The noise multiplier that one accountant asks for, or the reason why there is none."""
 
     accountant: str
     noise_multiplier: float | None = None
@@ -46,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class View:
-    """All that is shown. Numbers that are not there yet are None or empty; `complete` says that nothing is missing."""
+    """Everything that is shown. Numbers that are not computed yet are None or empty until the view is `complete`."""
 
     mechanism: str
     epsilon: float
@@ -67,15 +68,17 @@ class View:
 
     @property
     def best(self) -> Row | None:
-        """The row with the smallest noise multiplier found."""
+        """The row with the smallest noise multiplier."""
         found = [row for row in self.rows if row.noise_multiplier is not None]
         return min(found, key=lambda row: row.noise_multiplier or math.inf) if found else None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary of plain Python values, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> View:
+        """Read what `to_dict` wrote."""
         changed = dict(values)
         changed["rows"] = tuple(Row(**row) for row in values["rows"])
         changed["epsilons"] = tuple(values["epsilons"])
@@ -87,44 +90,52 @@ class View:
 
 def views(
     mechanism: Mechanism,
-    epsilon: float,
-    delta: float,
-    direction: str = "both",
-    *,
+    request: Request,
     accountants: Sequence[str] | None = None,
-    max_order: int | None = None,
-    noise_multiplier: float | None = None,
     time_budget: float | None = None,
 ) -> Iterator[View]:
-    """Fuller and fuller views; the last one is complete.
+    """Compute fuller and fuller views; the last one is complete.
 
-    `noise_multiplier` is the one the curves are drawn for: the smallest of the calibrated ones unless given.
-    `time_budget` is for each calibration, as in `dpmf.calibrate`; a row says where it ran out.
+    Args:
+      mechanism: what the view is about.
+      request: the target and the options. Its noise multiplier is the one that the curves are drawn for, by default the
+        smallest of the calibrated ones.
+      accountants: names of the accountants that are compared, by default those of `compared`.
+      time_budget: seconds for each calibration, as in `dpmf.calibrate`; a row notes when the time ran out.
 
     **Formal guarantees.** Each noise multiplier is that of `dpmf.calibrate` and each curve that of `dpmf.profile`, with
     the accountant it is shown for; `lower` and `lower_curve` are those of `dpmf.lower_bounds`.
     """
-    epsilon = validation.positive("epsilon", epsilon)
-    delta = validation.probability("delta", delta)
-    validation.choice("direction", direction, RELATIONS)
-    if noise_multiplier is not None:
-        validation.positive("noise_multiplier", noise_multiplier)
-    chosen = [_with_order(resolve(name), max_order) for name in (compared() if accountants is None else accountants)]
-    view = View(mechanism.name, epsilon, delta, direction, tuple(Row(a.name) for a in chosen), curves={})
-    view = replace(view, steps=3 + 2 * len(chosen), doing="Gram matrix")
+    epsilon = validation.positive("epsilon", request.epsilon)
+    delta = validation.probability("delta", request.delta)
+    direction = validation.choice("direction", request.direction, RELATIONS)
+    if request.noise_multiplier is not None:
+        validation.positive("noise_multiplier", request.noise_multiplier)
+    chosen = [resolve(name) for name in (compared() if accountants is None else accountants)]
+    order = {"max_order": request.max_order}
+    chosen = [with_options(a, order) if a.name == "renyi" else a for a in chosen]
+    view = View(
+        mechanism=mechanism.name,
+        epsilon=epsilon,
+        delta=delta,
+        direction=direction,
+        rows=tuple(Row(a.name) for a in chosen),
+        curves={},
+        steps=3 + 2 * len(chosen),
+        doing="Gram matrix",
+    )
     yield view
     gram = mechanism.gram
     view = _next(view, "certified lower bound", gram=_pooled(gram), batches=len(gram))
     yield view
-    # Found first: cheap, and it tells what any accountant can hope for.
+    # The lower bound comes first, because it is cheap and shows how far any accountant could get.
     view = replace(view, lower=lower_noise_multiplier(mechanism, epsilon, delta, direction))
     prepared: dict[str, PreparedAccountant] = {}
     for accountant in chosen:
         view = _next(view, f"noise multiplier of {accountant.name}")
         yield view
-        view = _with_row(view, _calibrated(mechanism, accountant, prepared, (epsilon, delta), direction, time_budget))
-    best = view.best
-    sigma = noise_multiplier if noise_multiplier is not None else best.noise_multiplier if best else None
+        view = _with_row(view, _calibrated(mechanism, accountant, prepared, request, time_budget))
+    sigma = request.noise_multiplier or (view.best.noise_multiplier if view.best else None)
     if sigma is None:
         yield replace(view, done=view.steps, doing="", complete=True)
         return
@@ -146,10 +157,6 @@ def views(
     yield replace(view, done=view.steps, doing="", complete=True)
 
 
-def _with_order(accountant: Accountant, max_order: int | None) -> Accountant:
-    return with_options(accountant, {"max_order": max_order}) if accountant.name == "renyi" else accountant
-
-
 def _next(view: View, doing: str, **changes: Any) -> View:
     return replace(view, done=view.done + 1, doing=doing, **changes)
 
@@ -162,10 +169,10 @@ def _calibrated(
     mechanism: Mechanism,
     accountant: Accountant,
     prepared: dict[str, PreparedAccountant],
-    target: tuple[float, float],
-    direction: str,
+    request: Request,
     time_budget: float | None,
 ) -> Row:
+    """Calibrate one accountant; keep it in `prepared` if its bounds are guarantees."""
     began = time.perf_counter()
     try:
         ready = accountant.prepare(mechanism)
@@ -173,22 +180,26 @@ def _calibrated(
             prepared[accountant.name] = ready
         found = api.calibrate(
             mechanism,
-            target_epsilon=target[0],
-            target_delta=target[1],
+            target_epsilon=request.epsilon,
+            target_delta=request.delta,
             accountant=ready,
-            direction=direction,
+            direction=request.direction,
             time_budget=time_budget,
         )
-    except (ValueError, ImportError) as error:  # correlated noise, a target out of reach, a package that is not there
+    except (ValueError, ImportError) as error:  # an unsuitable mechanism or target, or a missing package
         return Row(accountant.name, seconds=time.perf_counter() - began, problem=" ".join(str(error).split()))
-    seconds = time.perf_counter() - began
     late = any(how.get("budget_exhausted") for how in found.details.values())
-    note = "time ran out: the best bound by then" if late else ""
-    return Row(accountant.name, found.noise_multiplier, found.binding, seconds, note=note)
+    return Row(
+        accountant=accountant.name,
+        noise_multiplier=found.noise_multiplier,
+        binding=found.binding,
+        seconds=time.perf_counter() - began,
+        note="time ran out; this is the best bound found until then" if late else "",
+    )
 
 
 def _pooled(gram: Array) -> tuple[tuple[float, ...], ...]:
-    """The Gram matrix, or the largest entry of each of 128 × 128 blocks where it is larger than that."""
+    """Return the Gram matrix, or the largest entry of each of 128 × 128 blocks if it is larger than that."""
     b = len(gram)
     cells = min(b, HEAT_MAP_CELLS)
     edges = np.arange(cells) * b // cells

@@ -1,6 +1,6 @@
-"""The process that computes views: a request in (one line of JSON), views out (a line each), again and again.
+"""The process that computes views. It reads requests and writes views, each as one line of JSON.
 
-It ends when its standard input is closed, even in the middle of a computation, so that no server leaves one behind.
+It ends when its standard input is closed, even in the middle of a computation, so no server leaves one behind.
 """
 
 from __future__ import annotations
@@ -14,42 +14,34 @@ import threading
 from typing import IO, Any
 
 MEMORY = 4 * 2**30
-SECONDS_EACH = 45.0  # for one noise multiplier
+SECONDS_EACH = 45.0  # the time budget of each calibration
 
 
 def limit_memory() -> None:
-    """What is beyond the limit raises MemoryError here instead of taking the machine down."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every system
+    """Make an allocation beyond the limit raise MemoryError here, instead of exhausting the machine's memory."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can do this
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
 def answers(line: str) -> Any:
-    """The messages for one request: views, or one error in words."""
+    """Yield the messages for one request: views, or one error message."""
     from dpmf.web.pictures import drawn
     from dpmf.web.request import Request
     from dpmf.web.view import views
 
     try:
         request = Request.from_dict(json.loads(line))
-        for view in views(
-            request.mechanism(),
-            request.epsilon,
-            request.delta,
-            request.direction,
-            max_order=request.max_order,
-            noise_multiplier=request.noise_multiplier,
-            time_budget=SECONDS_EACH,
-        ):
-            # Drawn here: the server then needs neither the time nor the memory.
+        for view in views(request.mechanism(), request, time_budget=SECONDS_EACH):
+            # The pictures are drawn here, so that the server needs neither the time nor the memory.
             yield {"view": view.to_dict(), "pictures": drawn(view)}
     except MemoryError:
         yield {"error": "this setting takes more memory than the page allows"}
     except (ValueError, ImportError) as error:
         yield {"error": " ".join(str(error).split())}
     except Exception as error:
-        # A defect must not take the page down with it; the message is for the report of it.
+        # A defect of dpmf must not end the page; the message is for a bug report.
         yield {"error": f"dpmf failed on this setting ({type(error).__name__}: {' '.join(str(error).split())})"}
 
 
@@ -60,13 +52,14 @@ def _read(lines: IO[str], requests: queue.Queue[str]) -> None:
 
 
 def main() -> None:
+    """Answer requests until standard input is closed."""
     limit_memory()
-    # Whatever libraries print must not get between the messages.
+    # What libraries print must not come between the messages, so it goes to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read, args=(sys.stdin, requests), daemon=True).start()
-    import dpmf.web.view  # noqa: F401 - before the first request, not during it
+    import dpmf.web.view  # noqa: F401 - so that the first request does not wait for it
 
     print(json.dumps({"ready": True}), file=out, flush=True)
     while True:

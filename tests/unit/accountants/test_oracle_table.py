@@ -70,7 +70,7 @@ def test_between_the_bounds_of_pld_accounting(b: int, epochs: int, sigma: float,
     lattice = Lattice().prepare(mechanism)
     compared = 0
     for epsilon, (low, high) in zip(PEER_EPSILONS, peer(b, epochs, sigma, step, direction), strict=True):
-        upper = lattice.delta_one_way(sigma, epsilon, direction).value
+        upper = lattice.delta(sigma, epsilon, direction).value
         lower = lower_delta(mechanism, sigma, epsilon, direction)
         assert low <= upper
         assert lower <= high
@@ -90,7 +90,7 @@ def test_accountants_of_correlated_noise_on_uncorrelated(cell: Any, accountant: 
     prepared = accountant.prepare(dpsgd(b, epochs))
     factor = {"chain": 1.25, "best": 1.0, "cascade": 4.0 if direction == "remove" else math.inf}[accountant.name]
     for epsilon, (low, high) in zip(PEER_EPSILONS, peer(*cell, direction), strict=True):
-        found = prepared.delta_one_way(sigma, epsilon, direction).value
+        found = prepared.delta(sigma, epsilon, direction).value
         assert low <= found
         if found > 1e-11:
             assert found <= factor * high
@@ -106,7 +106,7 @@ def test_one_batch_is_the_gaussian_mechanism(accountant: Accountant, direction: 
         prepared = accountant.prepare(dpsgd(1, epochs))
         for epsilon in (0.0, 0.01, 0.5, 2.0, 10.0):
             exact = oracles.gaussian_delta(epochs / sigma**2, epsilon)
-            found = prepared.delta_one_way(sigma, epsilon, direction).value
+            found = prepared.delta(sigma, epsilon, direction).value
             lower = lower_delta(prepared.mechanism, sigma, epsilon, direction)
             slack = 1e-9 * exact + 1e-15
             assert lower - slack <= exact <= found + slack
@@ -155,7 +155,7 @@ def test_quadrature(accountant: Accountant, name: str, direction: str) -> None:
     prepared = accountant.prepare(mechanism)
     for sigma, epsilon in POINTS:
         exact = quadrature(gram, sigma, epsilon, direction)
-        assert prepared.delta_one_way(sigma, epsilon, direction).value >= exact * (1 - 1e-7)
+        assert prepared.delta(sigma, epsilon, direction).value >= exact * (1 - 1e-7)
 
 
 @directions
@@ -199,8 +199,8 @@ def test_reference_noise_multipliers(name: str, accountant: str) -> None:
             continue
         sigma, epsilon, delta = cell[f"sigma_{direction}"], cell["epsilon"], cell["delta"]
         least = delta * (1 - 4 * cell[f"rel_se_delta_{direction}"])
-        for member in prepared_for(name, accountant).members():
-            assert member.delta_for_target(sigma, epsilon, delta, direction).value >= least, (cell, direction)
+        for member in prepared_for(name, accountant).bounds():
+            assert member.delta(sigma, epsilon, direction, delta).value >= least, (cell, direction)
 
 
 # --- entrywise larger Gram matrices --------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_bounds_grow_with_the_gram_matrix(accountant: Accountant, name: str, dir
         pytest.skip("correlated noise")
     small, large = (Mechanism(strategies.matrix(entries), BallsInBins(1, 3)) for entries in PAIRS[name])
     for sigma, epsilon in POINTS[::2]:
-        values = [accountant.prepare(m).delta_one_way(sigma, epsilon, direction).value for m in (small, large)]
+        values = [accountant.prepare(m).delta(sigma, epsilon, direction).value for m in (small, large)]
         assert values[1] >= values[0] * 0.97
         assert values[1] >= quadrature(small.gram, sigma, epsilon, direction)
 
@@ -257,8 +257,7 @@ def test_refinement_decreases(kind: Any, mechanism: Mechanism, direction: str) -
     sigma, epsilon = 0.5 * mechanism.sensitivity, 0.5
     losses = (0.08, 0.02, 0.005)
     values = [
-        kind(discretisation_loss=loss).prepare(mechanism).delta_one_way(sigma, epsilon, direction).value
-        for loss in losses
+        kind(discretisation_loss=loss).prepare(mechanism).delta(sigma, epsilon, direction).value for loss in losses
     ]
     assert all(fine <= coarse * 1.002 for coarse, fine in itertools.pairwise(values))
     assert values[1] - values[2] <= 0.7 * (values[0] - values[1]) + 2e-3 * values[2]

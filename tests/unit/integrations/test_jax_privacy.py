@@ -17,7 +17,9 @@ from jax_privacy.experimental.monte_carlo import sample_generation
 from jax_privacy.matrix_factorization import banded, buffered_toeplitz, streaming_matrix, toeplitz
 
 import dpmf
+from dpmf.errors import ArgumentError
 from dpmf.integrations import jax_privacy as bridge
+from dpmf.training.noise import NoiseStream
 
 N = 12
 COEF = np.array([1.0, 0.6, 0.3], dtype=np.float32)
@@ -65,6 +67,18 @@ def test_a_blt_serves_any_number_of_iterations() -> None:
     product = np.convolve(found.strategy_coef(50), found.noising_coef(50))[:50]
     np.testing.assert_allclose(product, np.eye(50)[0], atol=1e-12)
     assert found == bridge.strategy(BLT)
+
+
+def test_a_blt_is_streamed_by_its_buffers() -> None:
+    """It takes one array per buffer, and gives C⁻¹Z with the C⁻¹ of jax-privacy."""
+    mechanism = bridge.mechanism(BLT, SAMPLING)
+    stream = NoiseStream(mechanism, [(3,)], seed=1, dtype="float64")
+    assert (stream.plan.method, stream.plan.copies) == ("buffers", 2)
+    rows = np.stack([stream.next()[0] for _ in range(N)])
+    normals = NoiseStream(dpmf.Mechanism(dpmf.strategies.dpsgd(), mechanism.batching), [(3,)], seed=1, dtype="float64")
+    z = np.stack([normals.next()[0] for _ in range(N)])
+    with jax.enable_x64():
+        np.testing.assert_allclose(rows, np.asarray(BLT_INVERSE.materialize(N)) @ z, atol=1e-12)
 
 
 def test_single_precision_is_taken_exactly() -> None:
@@ -120,7 +134,7 @@ def test_sampling(n: int, b: int, epochs: int) -> None:
     ],
 )
 def test_wrong_arguments_are_named(call, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
+    with pytest.raises(ArgumentError, match=re.escape(words)) as error:
         call()
     assert "\n" not in str(error.value)
 

@@ -123,7 +123,7 @@ def test_epsilon_is_certified_and_close() -> None:
     found = lower_epsilon(mechanism, 1.0, 1e-5)
     assert lower_delta(mechanism, 1.0, found) > 1e-5
     assert 0.609 < found < 0.6215  # PLD_accounting certifies 0.609, the truth is about 0.621
-    assert found <= Lattice().prepare(mechanism).epsilon_one_way(1.0, 1e-5, "remove").value <= 1.005 * found
+    assert found <= Lattice().prepare(mechanism).epsilon(1.0, 1e-5, "remove").value <= 1.005 * found
     assert lower_epsilon(mechanism, 1e4, 1e-5) == 0.0
     assert lower_epsilon(np.array([[1.0]]), 1.0, 1e-5) == pytest.approx(4.377, abs=2e-3)
 
@@ -131,7 +131,7 @@ def test_epsilon_is_certified_and_close() -> None:
 def test_large_epoch_needs_no_matrix() -> None:
     mechanism = Mechanism(dpsgd(), BallsInBins(1, 50_000))
     value = lower_delta(mechanism, 0.6, 0.2, "remove")
-    assert value >= 0.98 * Lattice().prepare(mechanism).delta_one_way(0.6, 0.2, "remove").value
+    assert value >= 0.98 * Lattice().prepare(mechanism).delta(0.6, 0.2, "remove").value
 
 
 def test_targets_that_cannot_be_missed() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpmf import strategies
 from dpmf.batching import BallsInBins
+from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import base, explicit
 
@@ -167,7 +168,8 @@ def test_bad_files(tmp_path: Path, kind: str, name: str, make: Callable[[Path], 
     with pytest.raises(ValueError, match=message) as caught:
         getattr(strategies, kind)(tmp_path / name)
     assert "\n" not in str(caught.value)
-    assert type(caught.value) is ValueError
+    assert type(caught.value) is ArgumentError
+    assert caught.value.argument in ("file", kind)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_bad_files(tmp_path: Path, kind: str, name: str, make: Callable[[Path], 
     ],
 )
 def test_bad_arguments(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ArgumentError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
 

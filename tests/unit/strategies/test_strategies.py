@@ -14,6 +14,7 @@ import pytest
 
 from dpmf import strategies
 from dpmf.batching import BallsInBins
+from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.strategies import closed_form
@@ -59,8 +60,8 @@ def exact_power_series(exponent: Fraction, n: int) -> list[Fraction]:
 def test_series_match_exact_fractions() -> None:
     n = 200
     up, down = exact_power_series(Fraction(-1, 2), n), exact_power_series(Fraction(1, 2), n)
-    np.testing.assert_allclose(closed_form.inverse_square_root_series(n), [float(x) for x in up], rtol=1e-13)
-    np.testing.assert_allclose(closed_form.square_root_series(n), [float(x) for x in down], rtol=1e-13)
+    np.testing.assert_allclose(closed_form.power_series(-0.5, n), [float(x) for x in up], rtol=1e-13)
+    np.testing.assert_allclose(closed_form.power_series(0.5, n), [float(x) for x in down], rtol=1e-13)
     exact = [Fraction(1)]
     for t in range(1, 50):  # BISR with p = 3, exactly
         exact.append(-sum(down[j] * exact[t - j] for j in (1, 2) if j <= t))
@@ -117,19 +118,6 @@ def test_long_inverses_do_not_take_quadratic_time() -> None:
 )
 def test_bandwidth(strategy: Strategy, n: int, bandwidth: int) -> None:
     assert strategy.bandwidth(n) == bandwidth
-    assert strategy.effective_bandwidth(n, tolerance=0) == bandwidth
-
-
-def test_effective_bandwidth() -> None:
-    coefficients = [1, 0.5, 0.002, 0.0005, 0.0]
-    for strategy in (strategies.coefficients(coefficients), strategies.matrix(dense_toeplitz(np.array(coefficients)))):
-        assert strategy.bandwidth(5) == 4
-        assert strategy.effective_bandwidth(5) == 3
-        assert strategy.effective_bandwidth(5, tolerance=0.1) == 2
-        assert strategy.effective_bandwidth(5, tolerance=0.5) == 1
-        for tolerance in (1.0, -0.1, float("nan")):
-            with pytest.raises(ValueError, match="tolerance must be"):
-                strategy.effective_bandwidth(5, tolerance)
 
 
 @pytest.mark.parametrize("name", [*TOEPLITZ, "matrix"])
@@ -249,16 +237,37 @@ def test_coefficients_shorter_and_longer_than_the_run() -> None:
 
 
 def test_catalogue_matches_the_functions() -> None:
-    arguments: dict[str, Any] = {"bandwidth": 2, "buffers": 2, "file": [1.0]}
     for name, entry in strategies.NAMES.items():
         assert "\n" not in entry.description
         assert set(entry.optional) <= set(entry.options)
-        make = getattr(strategies, name)
-        if entry.options == ("file",):
-            made = make([1.0] if name == "coefficients" else [[1.0]])
-        else:
-            made = make(**{option: arguments[option] for option in entry.options})
+        assert entry.make is getattr(strategies, name)
+        arguments = {"bandwidth": 2, "buffers": 2, "file": [1.0] if name == "coefficients" else [[1.0]]}
+        given = [arguments[option] for option in entry.options]
+        made = entry.make(*given)
         assert isinstance(made, Strategy)
+        assert made == strategies.build(name, **dict(zip(entry.options, given, strict=True)))
+
+
+def test_build() -> None:
+    assert strategies.build("bsr", bandwidth=3, buffers=None, file=None) == strategies.bsr(3)
+    assert strategies.build("blt") == strategies.blt()
+    assert strategies.build("matrix", file=[[2.0]]) == strategies.matrix([[2.0]])
+    assert strategies.build("dpsgd", normalized=True) == strategies.dpsgd().normalized()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "argument", "message"),
+    [
+        ("bsr", {}, "bandwidth", "bandwidth must be given for strategy bsr"),
+        ("bsr", {"bandwidth": 2, "buffers": 2}, "buffers", "buffers does not apply to strategy bsr"),
+        ("guess", {}, "strategy", "strategy must be one of dpsgd, "),
+        ("bisr", {"bandwidth": 0}, "bandwidth", "bandwidth must be at least 1, got 0"),
+    ],
+)
+def test_build_names_the_argument(name: str, options: dict[str, Any], argument: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as caught:
+        strategies.build(name, **options)
+    assert caught.value.argument == argument
 
 
 def test_importing_strategies_does_not_import_jax() -> None:

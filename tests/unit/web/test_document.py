@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import dpmf
-from dpmf import cli
+from dpmf import cli, formatting
 from dpmf.web.document import html
 from dpmf.web.pictures import drawn
-from dpmf.web.recipe import Recipe
+from dpmf.web.recipe import shell
 from dpmf.web.request import Request
 from dpmf.web.view import Row, View, views
 
@@ -69,8 +69,10 @@ def test_the_numbers_are_those_of_the_api(written: str) -> None:
         found = dpmf.calibrate(
             mechanism, target_epsilon=2.0, target_delta=1e-5, accountant=name, with_lower=name == "renyi"
         )
-        assert cells[cells.index(name) + 1] == f"{found.noise_multiplier:.6g}"
-    assert cells[cells.index("certainly not below") + 1] == f"{found.lower:.6g}"
+        printed = cells[cells.index(name) + 1]
+        assert printed == formatting.upper(found.noise_multiplier)
+        assert float(printed) >= found.noise_multiplier
+    assert cells[cells.index("lower bound") + 1] == formatting.lower(found.lower)
     assert "BSR(p=2), k=1, b=12" in written
     assert "dpmf report " + " ".join(MECHANISM) in written
     assert "dpmf.strategies.bsr(bandwidth=2)" in written
@@ -96,16 +98,16 @@ def test_it_needs_nothing_but_itself(written: str) -> None:
 def test_names_cannot_inject_markup() -> None:
     nasty = "<script>alert(1)</script>"
     view = View(nasty, 1.0, 1e-5, "both", (Row(nasty, 1.0), Row("b", problem=nasty)), curves={}, complete=True)
-    recipe = Recipe("matrix", 1, 2, 1.0, 1e-5, file=f"{nasty}; rm -rf x")
-    text = html(view, recipe, {})
+    request = Request("matrix", 1, 2, 1.0, 1e-5, file=f"{nasty}; rm -rf x")
+    text = html(view, request, {})
     assert "<script>" not in text
-    assert "'<script>" not in recipe.shell(["b"]).replace("'<script>alert(1)</script>; rm -rf x'", "")
+    assert "'<script>" not in shell(request, ["b"]).replace("'<script>alert(1)</script>; rm -rf x'", "")
 
 
 def test_a_view_without_any_noise_multiplier_is_still_a_report() -> None:
     request = Request("bsr", 1, 6, 2.0, 1e-5, bandwidth=2)
-    *_, view = views(request.mechanism(), 2.0, 1e-5, accountants=("lattice",))
-    text = html(view, Recipe.of(request), drawn(view))
+    *_, view = views(request.mechanism(), request, accountants=("lattice",))
+    text = html(view, request, drawn(view))
     assert "No accountant found a noise multiplier" in text
     assert text.count("<svg") == 1
 

@@ -22,7 +22,8 @@ from dpmf.accountants.cascade._smoothed_option import Majorant, SmoothedCall
 from dpmf.accountants.cascade._tree import Tree, TreeMoments, dominating_tree, lag_majorant
 from dpmf.accountants.cascade._tree_law import Fineness, GridLaw, Measure, rounding_of, tree_law
 from dpmf.accountants.cascade._tree_pairs import dominating_pair
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
+from dpmf.accountants.least import Least, Part
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.accountants.renyi import AddOrders, MomentOrders, Renyi
 from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
@@ -32,6 +33,7 @@ _LARGEST_EPSILON = 100.0
 _LEAST_VARIANCE, _LARGEST_VARIANCE = 1e-9, 25.0  # of G/σ²; outside, the closed forms answer
 _NEGLIGIBLE = 1e-100
 _MOST_DECADES = 120
+_USUAL_DELTA = 1e-6  # where no target says which δ matters
 _LAWS_KEPT = 4
 _LEAST_SHARED = 0.003  # of the variance of A, roughly
 _SLIP = 1e-11  # relative error of positions: 4u for each of at most 2·20 operations along a path, and exponents' own
@@ -75,6 +77,9 @@ class Cascade(Accountant):
         The add direction has closed forms only: (1 − γa)_+ is convex, but has no such third derivative. They are those
         of the average of rotations, which is at least G (Kahane's inequality again).
         """
+        return Least(self.name, mechanism, [Part(self.name, lambda: self._bounds(mechanism))])
+
+    def _bounds(self, mechanism: Mechanism) -> list[PreparedAccountant]:
         b = mechanism.batching.batches_per_epoch
         lags = lag_majorant(mechanism)
         trees = _promising_trees(lags, b)
@@ -84,11 +89,7 @@ class Cascade(Accountant):
         table = TreeMoments(best)
         orders = Renyi().orders_within(table, _RENYI_WORK)
         add = AddOrders(best.variance * (1 + 1e-12), best.mean_entry() * (1 + 1e-12))
-        return Portfolio(
-            self.name,
-            mechanism,
-            [*members, _TreeOrders(mechanism, add, None, table, orders), _ClosedForms(mechanism, best)],
-        )
+        return [*members, _TreeOrders(mechanism, add, None, table, lambda: orders), _ClosedForms(mechanism, best)]
 
 
 def _promising_trees(lags: Array, b: int) -> list[Tree]:
@@ -98,12 +99,13 @@ def _promising_trees(lags: Array, b: int) -> list[Tree]:
     """
     found: list[Tree] = []
     for emphasis, shared in _FITS:
-        try:
-            fitted = [dominating_tree(lags, b, first, emphasis, shared) for first in _FIRSTS if first <= max(b, 2)]
-        except budget.OutOfTime:
-            if not found:
-                raise
-            break
+        firsts = [first for first in _FIRSTS if first <= max(b, 2)]
+        fitted = budget.as_far_as_it_goes(dominating_tree(lags, b, first, emphasis, shared) for first in firsts)
+        if len(fitted) < len(firsts):
+            if not (found or fitted):
+                raise budget.OutOfTime
+            if found:
+                break
         kept = 3 if b <= _FEW_TREES and shared == 0.0 else 1
         for tree in sorted(fitted, key=lambda tree: tree.cost(lags, emphasis))[:kept]:
             if not any(t.first == tree.first and np.allclose(t.weights, tree.weights, rtol=1e-3) for t in found):
@@ -126,6 +128,7 @@ def _promising_pairs(lags: Array, b: int, trees: list[Tree]) -> list[tuple[Tree,
 
 class _RemoveOnly(PreparedAccountant):
     name = "cascade"
+    cheap = True
 
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         return "the cascade bounds the remove direction only" if direction == "add" else None
@@ -145,11 +148,8 @@ class _Cubic(_RemoveOnly):
             self._shared, self._rest = shared, tuple(tree.without_shared()[1] for tree in trees)
         self._laws: OrderedDict[tuple[float, float], Measure] = OrderedDict()
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
-        return self.delta_for_target(noise_multiplier, epsilon, 1e-6, direction)
-
-    def delta_for_target(
-        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
         """A bound on δ(ε); what is cut off is to be small beside the target, or beside the bound if that is smaller.
 
@@ -168,7 +168,9 @@ class _Cubic(_RemoveOnly):
             return Evaluation(plain)
         gamma = math.exp(epsilon)
         # What may be cut off: in decades that many ε and targets share, so that the law does for all of them.
-        decades = 4 * math.ceil(-0.25 * math.log10(3e-5 * (gamma - 0.95) ** 2 * min(target_delta, plain)))
+        decades = 4 * math.ceil(
+            -0.25 * math.log10(3e-5 * (gamma - 0.95) ** 2 * min(target_delta or _USUAL_DELTA, plain))
+        )
         # Nodes may be too large for their cubes: a bound that is not a number is none.
         with np.errstate(over="ignore", invalid="ignore"):
             while True:
@@ -246,18 +248,22 @@ class _TreeOrders(MomentOrders):
     """The Rényi orders of a tree."""
 
     name = "cascade"
+    cheap = True
 
 
 class _ClosedForms(PreparedAccountant):
     """Of the average of rotations, in both directions: no amplification, and for add the geometric mean."""
 
     name = "cascade"
+    cheap = True
 
     def __init__(self, mechanism: Mechanism, tree: Tree) -> None:
         self.mechanism = mechanism
         self._largest, self._mean = (v * (1 + 1e-12) for v in (tree.variance, tree.mean_entry()))
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         with np.errstate(over="ignore"):
             largest, mean = (min(v / noise_multiplier / noise_multiplier, 1e300) for v in (self._largest, self._mean))
         plain = gaussian_delta(math.sqrt(largest), epsilon)

@@ -8,7 +8,7 @@ small matrices (`_chain_laws`), and the option is read off it by a one-sided inv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
@@ -22,7 +22,8 @@ from dpmf.accountants.chain._puts import invert_puts
 from dpmf.accountants.chain._separators import SeparatorModel
 from dpmf.accountants.chain._stationary import StationaryModel, stationary_models
 from dpmf.accountants.chain._transfer import Inversion, invert, pilot
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
+from dpmf.accountants.least import Least, Part
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
@@ -81,7 +82,7 @@ class Chain(Accountant):
         validation.integer("max_frequencies", self.max_frequencies, at_least=64, at_most=2**24)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
-        """Fit the majorants.
+        """Fit the majorants, when they are first needed.
 
         **Formal guarantees.** Every bound of the result is at least the true δ(ε) of the dominating pair. G, rounded up
         by its own rounding error, is replaced by Gram matrices that are larger in every entry, and E f(A) increases
@@ -90,31 +91,23 @@ class Chain(Accountant):
         `invert_puts`, `invert_calls`), and all that is cut off is added. The smallest of several such bounds is
         returned; the Gaussian mechanism of the largest entry (no amplification, the same inequality) is one of them.
         """
+        return Least(self.name, mechanism, [Part(self.name, lambda: self._bounds(mechanism))])
+
+    def _bounds(self, mechanism: Mechanism) -> list[PreparedAccountant]:
         b = mechanism.batching.batches_per_epoch
-        members: list[PreparedAccountant]
+        models: list[tuple[str, Model]]
         if b > _DENSE_BATCHES:
             largest = float(mechanism.lags.max())
-            members = [
-                _PreparedChain(mechanism, largest, self, name, model) for name, model in _in_time(mechanism.lags)
-            ]
-            return Portfolio(self.name, mechanism, [*members, _Unamplified(mechanism, largest)])
-        budget.claim(_GRAMS_HELD * 8.0 * b * b)
-        gram = mechanism.gram_upper()
-        largest = float(gram.max())
-        members = [_PreparedChain(mechanism, largest, self, name, model) for name, model in _families.models(gram)]
-        members.append(_Unamplified(mechanism, largest))
-        return Portfolio(self.name, mechanism, members)
-
-
-def _in_time(lags: Array) -> list[tuple[str, Model]]:
-    """The stationary majorants that there is time to fit."""
-    found: list[tuple[str, Model]] = []
-    try:
-        for named in stationary_models(lags):
-            found.append(named)
-    except budget.Exhausted:
-        pass
-    return found
+            models = budget.as_far_as_it_goes(stationary_models(mechanism.lags))
+        else:
+            budget.claim(_GRAMS_HELD * 8.0 * b * b)
+            gram = mechanism.gram_upper()
+            largest = float(gram.max())
+            models = list(_families.models(gram))
+        bounds: list[PreparedAccountant] = [
+            _PreparedChain(mechanism, largest, self, name, model) for name, model in models
+        ]
+        return [*bounds, _Unamplified(mechanism, largest)]
 
 
 def _variance_of_sum(model: Model) -> float:
@@ -137,7 +130,9 @@ class _Unamplified(PreparedAccountant):
         self.mechanism = mechanism
         self._largest = largest * (1 + 1e-14)
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         sensitivity = min(math.sqrt(self._largest) / noise_multiplier * (1 + 4 * UNIT), 1e150)
         return Evaluation(gaussian_delta(sensitivity, epsilon), {"family": "unamplified"})
 
@@ -157,22 +152,18 @@ class _PreparedChain(PreparedAccountant):
         # What won last time a target was aimed at, and for which largest variance.
         self._routes: dict[tuple[int, float], tuple[Route, float]] = {}
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
-        return self._bound(noise_multiplier, epsilon, direction, None)
-
-    def delta_for_target(
-        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        """As `delta_one_way`; a coarse bound that is far from the target, on either side, is good enough."""
         return self._bound(noise_multiplier, epsilon, direction, target_delta)
 
-    def rough_for_target(
-        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    def rough_delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
-        """On coarse nodes, with more smoothing: a fraction of the work."""
+        """A bound on coarse nodes, with more smoothing: a fraction of the work."""
         return self._bound(noise_multiplier, epsilon, direction, target_delta, rough=True)
 
-    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+    def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """Neighbouring strikes in groups, one pass over the frequencies for each; one by one what that leaves open.
 
         **Formal guarantees.** A law made for the largest strike bounds the options at smaller ones too: what its cuts
@@ -180,31 +171,29 @@ class _PreparedChain(PreparedAccountant):
         for puts, by the largest strike. δ falls with ε, so a bound at a smaller ε is one at a larger ε too.
         """
         if len(epsilons) < 4:
-            return super().deltas_one_way(noise_multiplier, epsilons, direction)
+            return super().deltas(noise_multiplier, epsilons, direction)
         order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
         found = [1.0] * len(epsilons)
-        above = 1.0
-        try:
-            while order:
+
+        def groups() -> Iterator[None]:
+            above, left = 1.0, order
+            while left:
                 budget.check()
-                group = [k for k in order if epsilons[k] <= epsilons[order[0]] + _GROUP]
-                order = order[len(group) :]
+                group = [k for k in left if epsilons[k] <= epsilons[left[0]] + _GROUP]
+                left = left[len(group) :]
                 values = self._together(noise_multiplier, [epsilons[k] for k in group], direction, above)
                 for k, value in zip(group, values, strict=True):
                     found[k] = above = min(above, value)
-        except budget.Exhausted:
-            pass
-        return found
+                yield
 
-    def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        """On coarse nodes, which are spreads, too."""
-        return [self._bound(noise_multiplier, epsilon, direction, None, rough=True).value for epsilon in epsilons]
+        budget.as_far_as_it_goes(groups())
+        return found
 
     def _together(
         self, noise_multiplier: float, epsilons: list[float], direction: Direction, above: float
     ) -> list[float]:
         """δ at a few neighbouring ε, where `above` is a bound for a smaller ε."""
-        plain = [self._plain.delta_one_way(noise_multiplier, epsilon, direction).value for epsilon in epsilons]
+        plain = [self._plain.delta(noise_multiplier, epsilon, direction).value for epsilon in epsilons]
         above = min(above, plain[0])
         if above <= _PROFILE_FLOOR:
             return [above] * len(epsilons)
@@ -215,7 +204,7 @@ class _PreparedChain(PreparedAccountant):
         found = []
         for epsilon, value, least in zip(epsilons, shared, plain, strict=True):
             if value is None and above > _PROFILE_FLOOR:
-                value = self.delta_one_way(noise_multiplier, epsilon, direction).value
+                value = self.delta(noise_multiplier, epsilon, direction).value
             above = min(above, least, above if value is None else value)
             found.append(above)
         return found
@@ -266,15 +255,12 @@ class _PreparedChain(PreparedAccountant):
     def _bound(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None, rough: bool = False
     ) -> Evaluation:
-        plain = self._plain.delta_one_way(noise_multiplier, epsilon, direction)
+        plain = self._plain.delta(noise_multiplier, epsilon, direction)
         close_enough = plain.value <= (_NEGLIGIBLE if target else _LEAST_DELTA)
         if close_enough or not self._applies(noise_multiplier, epsilon):
             return plain
         model, sign = self._model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
-        try:
-            found = self._option(model, epsilon, sign, target, rough)
-        except budget.OutOfMemory:
-            return plain
+        found = budget.attempt(lambda: self._option(model, epsilon, sign, target, rough), None)
         if found is None or not found[0] < plain.value:
             return plain
         return Evaluation(found[0], {"family": self._family, "frequencies": found[1], "tilt": found[2]})

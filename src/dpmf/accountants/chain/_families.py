@@ -7,7 +7,7 @@ W_ij = E[a_i a_j; A ≈ e^ε], for which e^(emphasis·g_ij/g_0) stands in. Empha
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -34,18 +34,24 @@ def models(gram: Array) -> list[Candidate]:
     """The majorants worth evaluating, the likely winner first; always at least one."""
     kept: list[Candidate] = []
     if len(gram) >= 3 and np.any(gram[~np.eye(len(gram), dtype=bool)] > 0):
-        with suppress(budget.OutOfTime):
-            for emphasis in EMPHASES:
-                kept += _screened(candidates(gram, emphasis), gram, emphasis)
-            if np.all(gram > 0) and _wraps(gram):
-                # A ring costs next to nothing to fit, and rings for small and for large ε are often the same.
-                steep = f"ring {_STEEP:g}", ring_chain(gram, _STEEP)
-                kept += [named for named in _screened([*kept, steep], gram, _STEEP)[:1] if named is steep]
+        kept = budget.as_far_as_it_goes(_worth_keeping(gram))
     unique: list[Candidate] = []
     for name, model in kept:
         if not any(np.array_equal(model.variances(), other.variances()) for _, other in unique):
             unique.append((name, model))
     return [*unique, ("shared", shared_factor(gram))]
+
+
+def _worth_keeping(gram: Array) -> Iterator[Candidate]:
+    kept: list[Candidate] = []
+    for emphasis in EMPHASES:
+        found = _screened(candidates(gram, emphasis), gram, emphasis)
+        kept += found
+        yield from found
+    if np.all(gram > 0) and _wraps(gram):
+        # A ring costs next to nothing to fit, and rings for small and for large ε are often the same.
+        steep = f"ring {_STEEP:g}", ring_chain(gram, _STEEP)
+        yield from (named for named in _screened([*kept, steep], gram, _STEEP)[:1] if named is steep)
 
 
 def candidates(gram: Array, emphasis: float) -> list[Candidate]:

@@ -5,22 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dpmf import budget, validation
+from dpmf import validation
 from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.chain import Chain
-from dpmf.accountants.combined._stages import Staged, refuse_samples
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
-from dpmf.accountants.protocol import Accountant, Portfolio, PreparedAccountant
+from dpmf.accountants.lattice import Lattice
+from dpmf.accountants.least import combined
+from dpmf.accountants.protocol import Accountant, PreparedAccountant, Role, suited
 from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism
-
-# N·b² up to which the tail bounds of conditional composition take seconds: with all temperatures, with AM-GM only.
-_FULL_FAMILY = 3e7
-_AM_GM = 3e8
-# Batches an epoch up to which accountants that need the whole Gram matrix are worth their time.
-_DENSE_BATCHES = 5000
 
 
 @dataclass(frozen=True)
@@ -35,6 +29,7 @@ class Best(Accountant):
     name: ClassVar[str] = "best"
     summary: ClassVar[str] = "the smallest bound of the deterministic accountants that suit the mechanism"
     rests_on: ClassVar[str] = "the smallest of several bounds on the same number is a bound on it"
+    role: ClassVar[Role] = "combined"
 
     renyi: Renyi = field(default_factory=Renyi)
     accountants: tuple[Accountant, ...] | None = None
@@ -49,30 +44,20 @@ class Best(Accountant):
                 raise validation.wrong("accountants", "accountants", accountant)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
-        """**Formal guarantees.** Every member bounds the same δ(ε) of the same direction; so does the smallest. Members
-        are chosen by the mechanism alone, and one that samples is refused. Within a budget they are asked one after
-        the other, closed forms first, and the smallest bound reached is returned."""
-        chosen = self.accountants if self.accountants is not None else suited(mechanism, self.renyi)
-        if budget.limited():
-            first = () if self.accountants is not None else (Gaussian(),)
-            return Staged(self.name, mechanism, tuple(dict.fromkeys((*first, *chosen))))
-        members = [accountant.prepare(mechanism) for accountant in chosen]
-        for member in members:
-            refuse_samples(member)
-        return Portfolio(self.name, mechanism, members)
+        """Prepare every member.
+
+        **Formal guarantees.** Every member bounds the same δ(ε) of the same direction; so does the smallest. Members
+        are chosen by the mechanism alone, and one that samples is refused.
+        """
+        chosen = self.accountants if self.accountants is not None else members(mechanism, self.renyi)
+        return combined(self.name, mechanism, chosen)
 
 
-def suited(mechanism: Mechanism, renyi: Renyi) -> tuple[Accountant, ...]:
-    """dpmf's accountants that suit a mechanism, in the order in which to try them."""
-    if uncorrelated_diagonal(mechanism) is not None:
-        return (Lattice(),)  # within a fraction of a percent of the truth: nothing else can win by more
-    b = mechanism.batching.batches_per_epoch
-    # The cascade is cheap and rarely far off: the chain, nearly always the tightest, starts from what it found. The
-    # others then only have to try and beat those.
-    chosen: list[Accountant] = [Cascade(), Chain(), Gaussian()]
-    if b <= _DENSE_BATCHES:
-        chosen.append(renyi)
-    work = mechanism.batching.iterations * b**2
-    if work <= _AM_GM:
-        chosen.append(Conditional(family="variational" if work <= _FULL_FAMILY else "am-gm"))
-    return tuple(chosen)
+def members(mechanism: Mechanism, renyi: Renyi) -> list[Accountant]:
+    """The accountants that are worth asking about a mechanism, in the order in which to try them."""
+    lattice = suited([Lattice()], mechanism)
+    if lattice:
+        return lattice  # it is within a fraction of a percent of the truth: nothing else can win by more
+    # The cascade is cheap and rarely far off, and the chain, nearly always the tightest, starts from what it found.
+    # The others then only have to try and beat those.
+    return suited([Cascade(), Chain(), Gaussian(), renyi, Conditional()], mechanism)

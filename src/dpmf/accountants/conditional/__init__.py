@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from dpmf import budget, validation
@@ -26,6 +27,8 @@ _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _LARGEST_MEAN = 1e5
 _SMALLEST_MEAN = 1e-9
 _GRAMS_HELD = 3  # b × b arrays at a time
+# N·b² up to which the tail bounds take seconds: with all temperatures, and with the uniform ψ only.
+_FULL_FAMILY_WORK, _MOST_WORK = 3e7, 3e8
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,12 @@ class Conditional(Accountant):
     def prepare(self, mechanism: Mechanism) -> PreparedConditional:
         return PreparedConditional(self, mechanism)
 
+    def suits(self, mechanism: Mechanism) -> Accountant | None:
+        work = mechanism.batching.iterations * mechanism.batching.batches_per_epoch**2
+        if work > _MOST_WORK:
+            return None
+        return self if work <= _FULL_FAMILY_WORK else replace(self, family="am-gm")
+
     def variational_family(self) -> Family:
         if self.family == "am-gm" or self.option == 1:
             return Family(True, (), False)
@@ -99,8 +108,11 @@ class PreparedConditional(PreparedAccountant):
         self.mechanism = mechanism
         self._hazards: dict[Direction, ReverseHazards] = {}
         self._recent: OrderedDict[tuple[float, float, Direction], Mixtures] = OrderedDict()
-        budget.claim(_GRAMS_HELD * 8.0 * mechanism.batching.batches_per_epoch**2)
-        self._largest = math.sqrt(float(mechanism.gram.diagonal().max()))
+
+    @cached_property
+    def _largest(self) -> float:
+        budget.claim(_GRAMS_HELD * 8.0 * self.mechanism.batching.batches_per_epoch**2)
+        return math.sqrt(float(self.mechanism.gram.diagonal().max()))
 
     def reverse_hazards(self, direction: Direction) -> ReverseHazards:
         if direction not in self._hazards:
@@ -161,20 +173,18 @@ class PreparedConditional(PreparedAccountant):
         share = self.options.bad_event_share
         return (share, *(s for s in _SHARES if s != share)) if self.options.optimise_bad_event else (share,)
 
-    def delta_for_target(
-        self, noise_multiplier: float, epsilon: float, target_delta: float, direction: Direction
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        """A bound on δ(ε) with δ_E a fixed share of `target_delta`: what calibration should ask for."""
-        return min(
-            (self._evaluate(noise_multiplier, epsilon, share * target_delta, direction) for share in self._shares()),
-            key=lambda evaluation: evaluation.value,
-        )
+        """A bound on δ(ε).
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
-        """The bound whose own δ_E is the share asked for of it, to a few percent.
-
-        δ_E is sought between 10⁻³⁰ and ½; all bounds met on the way are sound and the least is returned.
+        With a target, δ_E is a fixed share of it, which is what calibration should ask for. Without one, δ_E is sought
+        between 10⁻³⁰ and ½ until it is the share asked for of the bound, to a few percent; all bounds met on the way
+        are sound, and the least is returned.
         """
+        if target_delta is not None:
+            found = (self._evaluate(noise_multiplier, epsilon, s * target_delta, direction) for s in self._shares())
+            return min(found, key=lambda evaluation: evaluation.value)
         share = self.options.bad_event_share
         odds = math.log(share / (1 - share))
         best = Evaluation(1.0, {"bad_event": 0.0})
@@ -198,7 +208,7 @@ class PreparedConditional(PreparedAccountant):
                 excess(math.log(min(event * factor, 0.5)))
         return best
 
-    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+    def epsilon(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         """The least ε found; each share of δ costs two compositions, the second sharpest at the first one's answer."""
         if self._hopeless(noise_multiplier):
             return Evaluation(math.inf, {"bad_event": 0.0})
@@ -218,10 +228,10 @@ class PreparedConditional(PreparedAccountant):
                 best = Evaluation(epsilon, {"bad_event": delta - rest, "loss_interval": loss.interval})
         return best
 
-    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+    def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """A whole profile from one composition per half decade of δ_E, per decade below 10⁻¹⁰, down to 10⁻²⁰."""
         if len(epsilons) <= 3 or self._hopeless(noise_multiplier) or self._gaussian(direction) is not None:
-            return super().deltas_one_way(noise_multiplier, epsilons, direction)
+            return super().deltas(noise_multiplier, epsilons, direction)
         best = [1.0] * len(epsilons)
         odds = (1 - self.options.bad_event_share) / self.options.bad_event_share
         for exponent in (*(0.5 * half for half in range(1, 20)), *range(10, 21)):

@@ -66,15 +66,21 @@ class Lattice(Accountant):
             )
         return _PreparedLattice(mechanism, self, *grouped(diagonal * (1 + mechanism.gram_error), "upper"))
 
+    def suits(self, mechanism: Mechanism) -> Accountant | None:
+        return self if uncorrelated_diagonal(mechanism) is not None else None
+
 
 class _PreparedLattice(PreparedAccountant):
     name = "lattice"
+    cheap = True
 
     def __init__(self, mechanism: Mechanism, options: Lattice, entries: Array, counts: np.ndarray) -> None:
         self.mechanism = mechanism
         self._options, self._entries, self._counts = options, entries, counts
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         variances = self._entries / noise_multiplier / noise_multiplier * (1 + 4 * UNIT)
         with np.errstate(over="ignore"):
             plain = gaussian_delta(math.sqrt(min(float(variances.max()), 1e300)), epsilon)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,11 +24,11 @@ from scipy.special import ndtri
 
 from dpmf import budget, validation
 from dpmf.accountants.monte_carlo._sampling import BACKENDS, Backend, Draws, LossSampler, Plan
-from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.mechanism import Mechanism
 
 _MAX_STORED = 20_000_000  # samples whose losses are kept for further ε (16 bytes each); more are drawn again
-_MOST_SAMPLES = 10**10  # hours; more was a slip of the finger
+_MOST_SAMPLES = 10**10  # this many samples already take hours
 _CONFIDENCE = 0.99  # of the interval reported with an estimate
 _TRUSTED = 30.0  # effective samples below which the normal approximation is not used for that interval
 _MAX_EPSILON = 1e6
@@ -180,6 +181,8 @@ class MonteCarlo(Accountant):
     `failure_probability` see `PreparedMonteCarlo`.
     """
 
+    role: ClassVar[Role] = "estimate"
+
     samples: int = 1_000_000
     seed: int = 0
     importance: bool = True
@@ -238,7 +241,7 @@ class PreparedMonteCarlo(PreparedAccountant):
 
     * Both directions: the larger of the two values fails with probability at most p, not 2p; it is too small only if
       the value of the direction with the larger δ(ε) is.
-    * An ε found by `epsilon_one_way` is too small with probability at most p: for given samples the value falls as ε
+    * An ε found by `epsilon` is too small with probability at most p: for given samples the value falls as ε
       grows (the mean does, and so does R; thinning a Bernoulli variable brings relative entropies down, so a smaller R
       means a smaller value). An answer too small is thus a failure at every ε between it and the right one.
     * A σ found by calibration is *not* covered: it depends on the samples, and the value need not be monotone in σ.
@@ -251,18 +254,24 @@ class PreparedMonteCarlo(PreparedAccountant):
         self.options = options
         self.mechanism = mechanism
         self.kind = "estimate" if options.failure_probability is None else "high-probability bound"
-        budget.claim(_GRAMS_HELD * 8.0 * len(mechanism.gram) ** 2 + _HELD)
-        self._sampler = LossSampler(mechanism.gram, Backend(options.backend, options.device))
+        self._backend = Backend(options.backend, options.device)
         self._stored: dict[Direction, tuple[float, Plan, list[Draws]]] = {}
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    @cached_property
+    def _sampler(self) -> LossSampler:
+        budget.claim(_GRAMS_HELD * 8.0 * len(self.mechanism.gram) ** 2 + _HELD)
+        return LossSampler(self.mechanism.gram, self._backend)
+
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         [summary] = self._summaries(noise_multiplier, [epsilon], direction)
         return self._evaluation(self._value(summary), summary)
 
-    def deltas_one_way(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+    def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         return [self._value(summary) for summary in self._summaries(noise_multiplier, epsilons, direction)]
 
-    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+    def epsilon(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         """The least ε ≥ 0 found with δ(ε) at most `delta`; infinity where none was found up to ε = 10⁶.
 
         The samples are gone through for many ε at a time, as they may have to be drawn anew for each pass.

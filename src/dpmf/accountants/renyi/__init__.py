@@ -20,7 +20,8 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dpmf import budget, validation
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, Portfolio, PreparedAccountant
+from dpmf.accountants.least import Least, Part
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.accountants.renyi._moments import LineMoments, MomentTable, RingMoments, UncorrelatedMoments
 from dpmf.gram.bands import circulant_majorant, cyclic_bandwidth, truncate
 from dpmf.mechanism import Mechanism
@@ -32,6 +33,7 @@ _WIDEST = 32
 _LARGEST_REAL_ORDER = 1e12
 _LARGEST_EPSILON = 1e150  # δ falls with ε, so a bound here serves beyond; products with orders stay in range
 _UPDATES_PER_SECOND = 5e8
+_DENSE_BATCHES = 5000  # batches per epoch up to which moments are worth their time
 _GRAMS_HELD = 7  # b × b arrays at a time, while bands are cut out
 
 
@@ -101,20 +103,39 @@ class Renyi(Accountant):
         * the dynamic program adds positive numbers only; underflow is rounded up, rounding error is added back;
         * any order gives a valid bound, so stopping early or a coarse search for the best order costs tightness only.
         """
+        return Least(self.name, mechanism, [Part(self.name, lambda: self._bounds(mechanism))])
+
+    def suits(self, mechanism: Mechanism) -> Accountant | None:
+        return self if mechanism.batching.batches_per_epoch <= _DENSE_BATCHES else None
+
+    def _bounds(self, mechanism: Mechanism) -> list[PreparedAccountant]:
         b = mechanism.batching.batches_per_epoch
         budget.claim(_GRAMS_HELD * 8.0 * b * b)
         gram = mechanism.gram_upper()
         # The widest first: it is the tightest that can afford the orders a target needs, others then rarely win.
         tables = [table for p in reversed(_widths(gram, self.bandwidth)) for table in _tables(gram, p)]
-        # With a time budget, no σ may take more than a small part of it.
-        share = min(self.work_budget, _UPDATES_PER_SECOND * budget.seconds_left() / 10) / len(tables)
         add = AddOrders(float(np.trace(gram)) / len(gram), float(gram.sum()) / len(gram) ** 2)
-        members: list[PreparedAccountant] = [
-            MomentOrders(mechanism, add, self.max_order, table, self.orders_within(table, share)) for table in tables
+        bounds: list[PreparedAccountant] = [
+            MomentOrders(mechanism, add, self.max_order, table, self._affordable(table, len(tables)))
+            for table in tables
         ]
         if self.bandwidth is None:
-            members.append(_UnamplifiedRenyi(mechanism, gram, add, self.max_order))
-        return Portfolio(self.name, mechanism, members)
+            bounds.append(_UnamplifiedRenyi(mechanism, gram, add, self.max_order))
+        return bounds
+
+    def _affordable(self, table: MomentTable, tables: int) -> Callable[[], int]:
+        """The largest order for one σ; with a time budget, no σ may take more than a tenth of what is left of it."""
+        known: dict[float, int] = {}
+
+        def orders() -> int:
+            deadline = budget.current()
+            ends = math.inf if deadline is None else deadline.ends
+            if ends not in known:
+                work = min(self.work_budget, _UPDATES_PER_SECOND * budget.seconds_left() / 10)
+                known[ends] = self.orders_within(table, work / tables)
+            return known[ends]
+
+        return orders
 
     def divergences(self, mechanism: Mechanism, noise_multiplier: float, order: int) -> Array:
         """Upper bounds on R_α(P‖Q) (the remove direction) for α = 2..order, all orders from one dynamic program.
@@ -238,11 +259,13 @@ class _UnamplifiedRenyi(_OneOrderPerDirection):
             return lambda order: self._add_divergence(noise_multiplier, order)
         return lambda order: order * self._largest / (2 * noise_multiplier**2)
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         found = self._delta_at_real_order(self._divergence(noise_multiplier, direction), epsilon)
         return Evaluation(found.value, {**found.details, "bandwidth": 0, "exact": False})
 
-    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+    def epsilon(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         found = self._epsilon_at_real_order(self._divergence(noise_multiplier, direction), delta)
         return Evaluation(found.value, {**found.details, "bandwidth": 0, "exact": False})
 
@@ -251,13 +274,22 @@ class MomentOrders(_OneOrderPerDirection):
     """One table of moments (a truncation of G, say): all orders up to `most_orders`, grown only as far as needed."""
 
     def __init__(
-        self, mechanism: Mechanism, add: AddOrders, max_order: int | None, table: MomentTable, most_orders: int
+        self,
+        mechanism: Mechanism,
+        add: AddOrders,
+        max_order: int | None,
+        table: MomentTable,
+        most_orders: Callable[[], int],
     ) -> None:
         super().__init__(mechanism, add, max_order)
         self._table = table
-        self._most = most_orders
+        self._most_orders = most_orders
         self._latest: tuple[float, Array] = (math.nan, np.empty(0))
         self._likely_order = 6  # where the search for the best order starts; moves with what was found last
+
+    @property
+    def _most(self) -> int:
+        return self._most_orders()
 
     def _largest_order(self, direction: Direction) -> int | None:
         return self._most if direction == "remove" else self._max_order
@@ -294,7 +326,9 @@ class MomentOrders(_OneOrderPerDirection):
     def _details(self, order: float) -> dict[str, object]:
         return {"order": order, **self._table.details}
 
-    def delta_one_way(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Evaluation:
+    def delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation:
         if direction == "add":
             return self._delta_at_real_order(lambda a: self._add_divergence(noise_multiplier, a), epsilon)
 
@@ -304,7 +338,7 @@ class MomentOrders(_OneOrderPerDirection):
         order, value = self._best_order(noise_multiplier, log_delta)
         return Evaluation(_capped(value), self._details(order))
 
-    def epsilon_one_way(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
+    def epsilon(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         if direction == "add":
             return self._epsilon_at_real_order(lambda a: self._add_divergence(noise_multiplier, a), delta)
 

@@ -1,1 +1,1 @@
-"""The script that Streamlit runs, in a directory of its own: Streamlit puts that directory first on the import path."""
+"""The script that Streamlit runs, in its own directory because Streamlit puts that on the import path."""

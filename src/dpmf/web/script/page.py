@@ -1,7 +1,7 @@
-"""The page itself, run by Streamlit once for every change of an input (see `serve`).
+"""The page itself, a script that Streamlit runs once for every change of an input (see `serve`).
 
-A run shows what is known and goes on showing more until the view is finished. A change of an input ends it and starts
-the next one; the pool then ends the computation that nobody watches any more.
+A run shows what is known and goes on until the view is finished. A change of an input ends the run and starts the next
+one; the pool then ends the computation that nobody watches any more.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import streamlit as st
 
-from dpmf.web.document import html, number, outcome
+from dpmf.formatting import lower
+from dpmf.web import recipe
+from dpmf.web.document import html, noise, outcome
 from dpmf.web.pool import Pool, Snapshot
-from dpmf.web.recipe import Recipe
 from dpmf.web.request import BANDED, DIRECTIONS, LONGEST_TEXT, STRATEGIES, Request, parse
 from dpmf.web.serve import shared_pool
 from dpmf.web.view import View
@@ -31,11 +32,11 @@ _LABELS = {
     "coefficients": "Coefficients, typed in",
 }
 _LONGEST_ADDRESS = 2000
-_STEP, _LONGEST_STEP = 0.25, 1.0  # seconds between two looks at the pool: at first, and when it takes long
+_STEP, _LONGEST_STEP = 0.25, 1.0  # seconds between two queries of the pool, at first and after a while
 
 
 def _from_address(name: str, default: str) -> str:
-    """What the page's address says of a field: a view can be linked to."""
+    """Return the value of a field in the address of the page, so that a view can be linked to."""
     return str(st.query_params.get(name, default))
 
 
@@ -46,7 +47,7 @@ def _chosen(name: str, label: str, options: tuple[str, ...], default: str, **mor
 
 
 def _fields() -> tuple[dict[str, str], dict[str, Any]]:
-    """What was typed, and the place beside each field for words about it."""
+    """Return what was typed, and the place beside each field for a message about it."""
     typed: dict[str, str] = {}
     beside: dict[str, Any] = {}
 
@@ -62,23 +63,23 @@ def _fields() -> tuple[dict[str, str], dict[str, Any]]:
         if typed["strategy"] in BANDED:
             text("bandwidth", "Bandwidth p", "4", "of C (BSR, BandMF) or of its inverse (BISR, BandInvMF)")
         if typed["strategy"] == "blt":
-            text("buffers", "Buffers", "", "empty: chosen by the optimiser")
+            text("buffers", "Buffers", "", "leave empty to let the optimiser choose")
         if typed["strategy"] == "coefficients":
             text("coefficients", "First column of C", "1, 0.5, 0.375", "separated by commas or blanks", area=True)
-        text("epochs", "Epochs k", "1", "how often the bins are gone through")
+        text("epochs", "Epochs k", "1", "the number of passes over the bins")
         text("batches_per_epoch", "Batches per epoch b", "100", "the number of bins")
         text("epsilon", "Target ε", "2", "of the guarantee")
         text("delta", "Target δ", "1e-5", "of the guarantee")
         with st.expander("More"):
             typed["direction"] = _chosen("direction", "Neighbouring relation", DIRECTIONS, "both")
             beside["direction"] = st.empty()
-            text("max_order", "Largest Rényi order", "", "empty: as many as the work budget allows")
-            text("noise_multiplier", "Noise multiplier of the curves", "", "empty: the smallest one found")
+            text("max_order", "Largest Rényi order", "", "leave empty for as many as the work budget allows")
+            text("noise_multiplier", "Noise multiplier of the curves", "", "leave empty for the smallest one found")
     return typed, beside
 
 
 def _markdown_safe(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape a text so that Markdown shows it as it is."""
     return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
 
 
@@ -93,18 +94,19 @@ def _table(view: View, finished: bool) -> None:
     for row in view.rows:
         bold = "**" if row is best else ""
         words = _markdown_safe(outcome(row, finished))
-        lines.append(f"| {bold}{row.accountant}{bold} | {bold}{number(row.noise_multiplier)}{bold} | {words} |")
+        lines.append(f"| {bold}{row.accountant}{bold} | {bold}{noise(row.noise_multiplier)}{bold} | {words} |")
     if view.lower is not None:
-        lines.append(f"| *certainly not below* | {number(view.lower)} | certified: no accountant can do better |")
+        lines.append(f"| *lower bound* | {lower(view.lower)} | certified: no accountant can do better |")
     st.markdown("\n".join(lines))
 
 
-def _show(view: View, pictures: Mapping[str, str], recipe: Recipe, finished: bool) -> None:
+def _show(view: View, pictures: Mapping[str, str], request: Request, finished: bool) -> None:
     best = view.best
     left, right = st.columns(2)
-    sigma = number(best.noise_multiplier) if best else "…"
+    sigma = noise(best.noise_multiplier) if best else "…"
+    below = "…" if view.lower is None else lower(view.lower)
     left.metric("Noise multiplier σ, guaranteed", sigma, help="for clipping norm 1 and the strategy as given")
-    right.metric("Certainly not below", number(view.lower) or "…", help="no accountant can certify a smaller one")
+    right.metric("Lower bound", below, help="no accountant can certify a smaller noise multiplier")
     _table(view, finished)
     left, right = st.columns(2)
     if "curves" in pictures:
@@ -116,10 +118,10 @@ def _show(view: View, pictures: Mapping[str, str], recipe: Recipe, finished: boo
     used = [row.accountant for row in view.rows if row.noise_multiplier is not None]
     if finished and used:
         st.markdown("The same in Python")
-        st.code(recipe.python(used, view.curve_noise), language="python")
+        st.code(recipe.python(request, used, view.curve_noise), language="python")
         st.markdown("The same from the shell")
-        st.code(recipe.shell(used), language="bash")
-        st.download_button("This view as one HTML file", html(view, recipe, pictures), "dpmf-report.html", "text/html")
+        st.code(recipe.shell(request, used), language="bash")
+        st.download_button("This view as one HTML file", html(view, request, pictures), "dpmf-report.html", "text/html")
 
 
 def _status(place: Any, snapshot: Snapshot) -> None:
@@ -134,9 +136,8 @@ def _status(place: Any, snapshot: Snapshot) -> None:
 
 
 def _follow(pool: Pool, client: str, request: Request) -> None:
-    """Show the view as it grows. Every round touches the page, which is where Streamlit can end this run."""
+    """Show the view as it grows. Every round writes to the page, and there Streamlit can end this run."""
     status, body = st.empty(), st.empty()
-    recipe = Recipe.of(request)
     shown: View | None = None
     step = _STEP
     while True:
@@ -144,7 +145,7 @@ def _follow(pool: Pool, client: str, request: Request) -> None:
         if snapshot.view is not None and (snapshot.view != shown or snapshot.finished):
             shown = snapshot.view
             with body.container():
-                _show(shown, snapshot.pictures, recipe, snapshot.finished)
+                _show(shown, snapshot.pictures, request, snapshot.finished)
         if snapshot.finished:
             break
         _status(status, snapshot)
@@ -157,6 +158,7 @@ def _follow(pool: Pool, client: str, request: Request) -> None:
 
 
 def main() -> None:
+    """Show the page once."""
     st.set_page_config(page_title="dpmf explore", layout="wide")
     st.title("dpmf explore")
     st.caption(
@@ -170,7 +172,7 @@ def main() -> None:
         beside[name].error(_markdown_safe(words))
     if request is None:
         shared_pool().leave(client)
-        st.info("Nothing is computed: see the words beside the fields.")
+        st.info("Nothing is computed until the fields with a message beside them are corrected.")
         return
     if sum(map(len, typed.values())) < _LONGEST_ADDRESS:
         st.query_params.from_dict({name: text for name, text in typed.items() if text})
@@ -178,4 +180,5 @@ def main() -> None:
     _follow(shared_pool(), client, request)
 
 
-main()
+if __name__ == "__main__":  # Streamlit runs the file under this name
+    main()

@@ -205,11 +205,11 @@ def test_never_below_quadrature(mechanism, log_sigma, epsilon):
     prepared = Chain(discretisation_loss=0.02).prepare(mechanism)
     for direction in DIRECTIONS:
         exact = oracles.delta(truth, epsilon, direction)
-        for member in prepared.members():
-            bounds = [member.delta_one_way(sigma, epsilon, direction)]
-            if member is prepared.members()[0]:
-                bounds.append(member.delta_for_target(sigma, epsilon, 1e-5, direction))
-                bounds.append(member.rough_for_target(sigma, epsilon, 1e-5, direction))
+        for member in prepared.bounds():
+            bounds = [member.delta(sigma, epsilon, direction)]
+            if member is prepared.bounds()[0]:
+                bounds.append(member.delta(sigma, epsilon, direction, 1e-5))
+                bounds.append(member.rough_delta(sigma, epsilon, direction, 1e-5))
             for found in bounds:
                 assert exact * (1 - 1e-7) - 1e-16 <= found.value <= 1.0, (direction, found)
 
@@ -218,10 +218,10 @@ def test_never_below_quadrature(mechanism, log_sigma, epsilon):
 @pytest.mark.parametrize(("sigma", "epsilon"), [(3.0, 0.1), (1.0, 1.0), (0.6, 3.0)])
 def test_refinement_decreases_to_the_majorants_own_value(sigma, epsilon, direction):
     mechanism = mechanism_of(np.array([[0.9, 0, 0], [0.5, 1.0, 0], [0.3, 0.4, 0.8]]))
-    member = Chain().prepare(mechanism).members()[0]
+    member = Chain().prepare(mechanism).bounds()[0]
     exact = own_delta(member._model, sigma, epsilon, direction)
     values = [
-        Chain(discretisation_loss=loss).prepare(mechanism).members()[0].delta_one_way(sigma, epsilon, direction).value
+        Chain(discretisation_loss=loss).prepare(mechanism).bounds()[0].delta(sigma, epsilon, direction).value
         for loss in (0.08, 0.02, 0.005)
     ]
     assert all(fine <= coarse * 1.002 for coarse, fine in itertools.pairwise(values))
@@ -249,8 +249,8 @@ def test_spreads_alone_are_above_the_exact_transform():
 @pytest.mark.parametrize(("sigma", "epsilon"), [(1.5, 0.25), (0.9, 1.0), (0.5, 1.5)])
 def test_uncorrelated_noise_agrees_with_the_lattice(sigma, epsilon, direction):
     mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 100))
-    chain = Chain().prepare(mechanism).delta_one_way(sigma, epsilon, direction).value
-    lattice = Lattice().prepare(mechanism).delta_one_way(sigma, epsilon, direction).value
+    chain = Chain().prepare(mechanism).delta(sigma, epsilon, direction).value
+    lattice = Lattice().prepare(mechanism).delta(sigma, epsilon, direction).value
     assert lattice * 0.98 <= chain <= lattice * 1.2
 
 
@@ -269,11 +269,9 @@ def test_reference_sigmas_are_approached_from_above(name, epsilon):
     for direction in DIRECTIONS if epsilon == 1 else ("remove",):
         true, error = row[f"sigma_{direction}"], row[f"rel_se_delta_{direction}"]
         factor = FIGURES[epsilon] if direction == "remove" else 1.04
-        for member in prepared.members():
-            assert member.delta_for_target(true, epsilon, 1e-5, direction).value >= 1e-5 * (1 - 4 * error)
-        enough = [
-            member.delta_for_target(true * factor, epsilon, 1e-5, direction).value for member in prepared.members()
-        ]
+        for member in prepared.bounds():
+            assert member.delta(true, epsilon, direction, 1e-5).value >= 1e-5 * (1 - 4 * error)
+        enough = [member.delta(true * factor, epsilon, direction, 1e-5).value for member in prepared.bounds()]
         assert min(enough) <= 1e-5
 
 
@@ -297,7 +295,7 @@ def test_any_gram_matrix_gets_an_answer(mechanism):
     for direction in DIRECTIONS:
         largest = 1.0
         for epsilon in (0.0, 0.5, 2.0):
-            value = prepared.delta_one_way(2.0, epsilon, direction).value
+            value = prepared.delta(2.0, epsilon, direction).value
             assert 0.0 <= value <= largest * (1 + 1e-9)
             largest = value
 
@@ -308,10 +306,10 @@ def test_extremes(strategy):
     for sigma in (1e-3, 0.05, 0.4, 30.0, 1e6):
         for epsilon in (0.0, 1.0, 50.0):
             for direction in DIRECTIONS:
-                value = prepared.delta_one_way(sigma, epsilon, direction).value
+                value = prepared.delta(sigma, epsilon, direction).value
                 assert 0.0 <= value <= 1.0
-    assert prepared.delta_one_way(1e-3, 1.0, "remove").value > 0.99
-    assert prepared.delta_one_way(1e6, 1.0, "remove").value < 1e-9
+    assert prepared.delta(1e-3, 1.0, "remove").value > 0.99
+    assert prepared.delta(1e6, 1.0, "remove").value < 1e-9
 
 
 def test_small_deltas():
@@ -319,11 +317,11 @@ def test_small_deltas():
     full = np.zeros((3, 3))
     full[2] = 1.0
     mechanism = mechanism_of(full)
-    (member, *_) = Chain().prepare(mechanism).members()
+    (member, *_) = Chain().prepare(mechanism).bounds()
     for sigma, epsilon in ((6.0, 0.9), (3.0, 2.0)):
         exact = oracles.gaussian_delta(1 / sigma**2, epsilon)
         for direction in DIRECTIONS:
-            assert exact * (1 - 1e-9) <= member.delta_one_way(sigma, epsilon, direction).value <= 1.5 * exact
+            assert exact * (1 - 1e-9) <= member.delta(sigma, epsilon, direction).value <= 1.5 * exact
 
 
 def test_options_are_checked():
@@ -345,7 +343,7 @@ def test_separators_against_quadrature(blocks, closed, direction):
     member = _PreparedChain(mechanism, float(keep.max()), Chain(), "separators", model)
     for sigma, epsilon in ((2.0, 0.3), (0.8, 1.5)):
         exact = own_delta(model, sigma, epsilon, direction)
-        assert exact <= member.delta_one_way(sigma, epsilon, direction).value <= exact * 1.06
+        assert exact <= member.delta(sigma, epsilon, direction).value <= exact * 1.06
 
 
 def test_steps_without_their_negligible_entries():
@@ -383,9 +381,12 @@ def test_what_is_left_out_of_steps_is_added(direction, monkeypatch):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_rough_profiles_are_bounds_too(direction):
     mechanism = Mechanism(strategies.bisr(3), BallsInBins(2, 12))
-    for member in Chain().prepare(mechanism).members():
+    for member in Chain().prepare(mechanism).bounds():
         epsilons = [0.0, 0.5, 1.5]
-        fine, rough = member.deltas_one_way(1.5, epsilons, direction), member.rough_deltas(1.5, epsilons, direction)
+        fine, rough = (
+            member.deltas(1.5, epsilons, direction),
+            [(member.rough_delta(1.5, e, direction) or member.delta(1.5, e, direction)).value for e in epsilons],
+        )
         for least, value in zip(fine, rough, strict=True):
             assert least * (1 - 1e-3) <= value <= 1.5 * least + 1e-13
 

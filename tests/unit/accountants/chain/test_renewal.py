@@ -79,14 +79,14 @@ def test_against_quadrature(length, blocks, closed, direction):
     member = member_of(model)
     for sigma, epsilon in ((2.0, 0.3), (0.8, 1.5)):
         exact = oracles.delta(model.covariance() / sigma**2, epsilon, direction)
-        assert exact <= member.delta_one_way(sigma, epsilon, direction).value <= exact * 1.06
+        assert exact <= member.delta(sigma, epsilon, direction).value <= exact * 1.06
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_refinement_decreases(direction):
     model = example(3, 1, False)
     exact = oracles.delta(model.covariance(), 1.0, direction)
-    values = [member_of(model, loss).delta_one_way(1.0, 1.0, direction).value for loss in (0.08, 0.02, 0.005)]
+    values = [member_of(model, loss).delta(1.0, 1.0, direction).value for loss in (0.08, 0.02, 0.005)]
     assert all(fine <= coarse * 1.001 for coarse, fine in itertools.pairwise(values))
     assert exact <= values[-1] <= exact * 1.05
 
@@ -190,7 +190,7 @@ def test_renewal_blocks_are_above_monte_carlo(strategy, batching, sigma, epsilon
         member = _PreparedChain(mechanism, float(gram.max()), Chain(), "renewal", model)
         for direction in DIRECTIONS:
             estimate = truth.estimate_delta(sigma, epsilon, direction)
-            bound = member.delta_one_way(sigma, epsilon, direction).value
+            bound = member.delta(sigma, epsilon, direction).value
             assert bound >= estimate.value - 6 * estimate.standard_error
             assert bound <= 6 * estimate.value
 
@@ -198,9 +198,9 @@ def test_renewal_blocks_are_above_monte_carlo(strategy, batching, sigma, epsilon
 def test_medium_bandwidths_over_several_epochs():
     """σ_true of BSR16, b = 200, k = 5, ε = 1, δ = 10⁻⁵ is 3.198 (remove) by importance sampling, to 0.2 %."""
     mechanism = Mechanism(strategies.bsr(16), BallsInBins(5, 200))
-    (first, *_) = (m for m in Chain().prepare(mechanism).members() if isinstance(m, _PreparedChain))
-    assert first.delta_for_target(3.198, 1.0, 1e-5, "remove").value > 1e-5
-    assert first.delta_for_target(3.198 * 1.07, 1.0, 1e-5, "remove").value <= 1e-5
+    (first, *_) = (m for m in Chain().prepare(mechanism).bounds() if isinstance(m, _PreparedChain))
+    assert first.delta(3.198, 1.0, "remove", 1e-5).value > 1e-5
+    assert first.delta(3.198 * 1.07, 1.0, "remove", 1e-5).value <= 1e-5
 
 
 def test_screening_keeps_the_best_and_an_answer():

@@ -98,8 +98,8 @@ def test_stationary_chains_are_above_quadrature(strategy, epochs, b, direction, 
     gram = oracles.gram(strategy.matrix(epochs * b), b)
     for sigma, epsilon in ((1.5, 0.5), (3.0, 0.2), (1.0, 2.0)):
         truth = oracles.delta(gram / sigma**2, epsilon, direction)
-        for member in prepared.members():
-            assert member.delta_one_way(sigma, epsilon, direction).value >= truth * (1 - 1e-5)
+        for member in prepared.bounds():
+            assert member.delta(sigma, epsilon, direction).value >= truth * (1 - 1e-5)
 
 
 def test_large_path_at_a_moderate_size(monkeypatch):
@@ -143,9 +143,9 @@ def test_calls_at_several_strikes_against_a_closed_form(plan):
 
 
 def test_profiles_in_groups_are_those_one_by_one():
-    prepared = Chain(discretisation_loss=0.02).prepare(Mechanism(strategies.bsr(2), BallsInBins(2, 12))).members()[0]
+    prepared = Chain(discretisation_loss=0.02).prepare(Mechanism(strategies.bsr(2), BallsInBins(2, 12))).bounds()[0]
     grid = [0.2, 1.2, 1.4, 1.6, 2.5, 2.6, 5.0]
-    together = prepared.deltas_one_way(1.5, grid, "remove")
-    single = [prepared.delta_one_way(1.5, epsilon, "remove").value for epsilon in grid]
+    together = prepared.deltas(1.5, grid, "remove")
+    single = [prepared.delta(1.5, epsilon, "remove").value for epsilon in grid]
     np.testing.assert_allclose(together, single, rtol=0.08)
     assert np.all(np.diff(together) <= 0)

@@ -119,7 +119,7 @@ class _Counted(PreparedAccountant):
         self.mechanism = CORRELATED
         self.asked: list[float] = []
 
-    def delta_one_way(self, noise_multiplier, epsilon, direction):
+    def delta(self, noise_multiplier, epsilon, direction, target_delta=None):
         self.asked.append(noise_multiplier)
         return Evaluation(min(1.0, 1e-5 * (self._scale / noise_multiplier) ** 23))
 
@@ -146,13 +146,13 @@ def test_auto_asks_no_more_than_best(monkeypatch):
     """Of the chain, and of conditional composition: the rest is cheap."""
     asked = []
     for cls in (_PreparedChain, PreparedConditional):
-        inner = cls.delta_for_target
+        inner = cls.delta
 
         def counting(self, *arguments, inner=inner):
             asked.append(arguments[0])
             return inner(self, *arguments)
 
-        monkeypatch.setattr(cls, "delta_for_target", counting)
+        monkeypatch.setattr(cls, "delta", counting)
     counts = {}
     for name, tolerance in (("best", None), ("never close enough", 1e-9), ("close enough", 0.1)):
         asked.clear()

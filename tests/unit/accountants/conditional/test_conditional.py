@@ -287,12 +287,12 @@ def test_bounds_exceed_quadrature(name: str, b: int, iterations: int, direction:
     epsilons = (0.0, 0.3, 1.0, 3.0)
     for sigma in (0.8, 3.0):
         truth = [oracles.delta(mech.gram / sigma**2, e, direction) for e in epsilons]
-        profile = prepared.deltas_one_way(sigma, epsilons, direction)
+        profile = prepared.deltas(sigma, epsilons, direction)
         for epsilon, exact, bound in zip(epsilons, truth, profile, strict=True):
             assert bound >= exact
-            assert prepared.delta_one_way(sigma, epsilon, direction).value >= exact
-            assert prepared.delta_for_target(sigma, epsilon, 1e-3, direction).value >= exact
-        epsilon = prepared.epsilon_one_way(sigma, 1e-4, direction).value
+            assert prepared.delta(sigma, epsilon, direction).value >= exact
+            assert prepared.delta(sigma, epsilon, direction, 1e-3).value >= exact
+        epsilon = prepared.epsilon(sigma, 1e-4, direction).value
         assert oracles.delta(mech.gram / sigma**2, epsilon, direction) <= 1e-4
 
 
@@ -310,20 +310,20 @@ def test_noise_multipliers_of_the_reference(name: str) -> None:
     truth = json.loads(paths.TRUE_SIGMA.read_text())
     for epsilon, sigma in cells.items():
         for direction in DIRECTIONS:
-            assert prepared.delta_for_target(1.005 * sigma, epsilon, 1e-5, direction).value <= 1e-5
+            assert prepared.delta(1.005 * sigma, epsilon, direction, 1e-5).value <= 1e-5
     rows = [row for row in truth if row["mechanism"] == name]
     assert rows
     for row in rows:
         for direction in DIRECTIONS:
             if f"sigma_{direction}" in row:
                 sigma = 0.985 * row[f"sigma_{direction}"]
-                assert prepared.delta_for_target(sigma, row["epsilon"], row["delta"], direction).value > row["delta"]
+                assert prepared.delta(sigma, row["epsilon"], direction, row["delta"]).value > row["delta"]
 
 
 def test_identical_components_are_pulled_out_the_sound_way() -> None:
     """Errata 5: leaving them out of ψ instead needs σ = 5.05 here, and putting them in 1.118."""
     prepared = Conditional().prepare(mechanism(dpsgd(), 100, 100))
-    assert prepared.delta_for_target(1.108, 1.0, 1e-5, "remove").value <= 1e-5
+    assert prepared.delta(1.108, 1.0, "remove", 1e-5).value <= 1e-5
 
 
 def test_budget_is_split_over_the_components_that_matter() -> None:
@@ -347,12 +347,12 @@ def test_one_mean_is_the_gaussian_mechanism(strategy, b: int, iterations: int, d
         for epsilon in (0.0, 0.7, 3.0):
             exact = oracles.gaussian_delta(s, epsilon)
             for bound in (
-                prepared.delta_one_way(sigma, epsilon, direction),
-                prepared.delta_for_target(sigma, epsilon, 1e-5, direction),
+                prepared.delta(sigma, epsilon, direction),
+                prepared.delta(sigma, epsilon, direction, 1e-5),
             ):
                 assert bound.value == pytest.approx(exact, rel=1e-9)
                 assert bound.details["bad_event"] == 0
-        epsilon = prepared.epsilon_one_way(sigma, 1e-5, direction).value
+        epsilon = prepared.epsilon(sigma, 1e-5, direction).value
         assert oracles.gaussian_delta(s, epsilon) == pytest.approx(1e-5, rel=1e-6)
 
 
@@ -362,7 +362,7 @@ def test_ties_and_repeated_columns(direction: str) -> None:
     matrix = np.array([[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0.5, 0, 1, 1]])
     mech = mechanism(Dense(matrix), 3, 4)
     for options in (Conditional(), Conditional(option=2), Conditional(family="am-gm")):
-        bound = options.prepare(mech).delta_one_way(2.0, 0.5, direction).value
+        bound = options.prepare(mech).delta(2.0, 0.5, direction).value
         assert oracles.delta(mech.gram / 4, 0.5, direction) <= bound < 1
 
 
@@ -370,27 +370,27 @@ def test_ties_and_repeated_columns(direction: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_tiny_and_huge_noise(name: str, direction: str) -> None:
     prepared = Conditional().prepare(mechanism(STRATEGIES[name], 5, 10))
-    assert prepared.delta_one_way(1e-3, 1.0, direction).value == pytest.approx(1.0)
-    assert prepared.delta_for_target(1e-3, 1.0, 1e-5, direction).value == pytest.approx(1.0)
-    assert prepared.epsilon_one_way(1e-3, 1e-5, direction).value > 1e5
-    assert prepared.delta_one_way(1e6, 1.0, direction).value < 1e-20
-    assert prepared.delta_for_target(1e6, 1.0, 1e-5, direction).value == pytest.approx(5e-6)
-    assert prepared.epsilon_one_way(1e6, 1e-5, direction).value < 1e-5
-    assert 0 < prepared.delta_one_way(1e6, 0.0, direction).value < 1e-5
-    assert prepared.delta_one_way(1e-12, 1.0, direction).value == 1.0
-    assert prepared.epsilon_one_way(1e-12, 1e-5, direction).value == math.inf
-    assert prepared.delta_one_way(1e150, 1.0, direction).value < 1e-20
+    assert prepared.delta(1e-3, 1.0, direction).value == pytest.approx(1.0)
+    assert prepared.delta(1e-3, 1.0, direction, 1e-5).value == pytest.approx(1.0)
+    assert prepared.epsilon(1e-3, 1e-5, direction).value > 1e5
+    assert prepared.delta(1e6, 1.0, direction).value < 1e-20
+    assert prepared.delta(1e6, 1.0, direction, 1e-5).value == pytest.approx(5e-6)
+    assert prepared.epsilon(1e6, 1e-5, direction).value < 1e-5
+    assert 0 < prepared.delta(1e6, 0.0, direction).value < 1e-5
+    assert prepared.delta(1e-12, 1.0, direction).value == 1.0
+    assert prepared.epsilon(1e-12, 1e-5, direction).value == math.inf
+    assert prepared.delta(1e150, 1.0, direction).value < 1e-20
 
 
 def test_profiles_fall_in_epsilon_and_in_sigma() -> None:
     prepared = Conditional().prepare(mechanism(bsr(4), 20, 20))
     for direction in DIRECTIONS:
-        profile = prepared.deltas_one_way(2.0, np.linspace(0, 4, 9).tolist(), direction)
+        profile = prepared.deltas(2.0, np.linspace(0, 4, 9).tolist(), direction)
         assert profile == sorted(profile, reverse=True)
-        by_sigma = [prepared.delta_for_target(s, 1.0, 1e-5, direction).value for s in np.linspace(1.5, 4, 11)]
+        by_sigma = [prepared.delta(s, 1.0, direction, 1e-5).value for s in np.linspace(1.5, 4, 11)]
         assert by_sigma == sorted(by_sigma, reverse=True)
-        epsilon = prepared.epsilon_one_way(2.5, 1e-5, direction).value
-        assert prepared.delta_for_target(2.5, epsilon, 1e-5, direction).value == pytest.approx(1e-5, rel=5e-3)
+        epsilon = prepared.epsilon(2.5, 1e-5, direction).value
+        assert prepared.delta(2.5, epsilon, direction, 1e-5).value == pytest.approx(1e-5, rel=5e-3)
 
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def test_profiles_fall_in_epsilon_and_in_sigma() -> None:
 def test_richer_families_are_tighter() -> None:
     mech = mechanism(bsr(4), 10, 40)
     amgm, option1, option2, option3, tuned = (
-        options.prepare(mech).delta_for_target(3.0, 2.0, 1e-5, "remove").value
+        options.prepare(mech).delta(3.0, 2.0, "remove", 1e-5).value
         for options in (
             Conditional(family="am-gm"),
             Conditional(option=1),
@@ -435,7 +435,7 @@ def test_steps_that_repeat_are_counted() -> None:
     mech = mechanism(Dense(matrix), 2, 4)
     mixtures = ReverseHazards(mech, "remove", FAMILIES["am-gm"]).mixtures(1.0, 1e-3)
     assert mixtures.counts.tolist() == [1, 3]
-    bound = Conditional().prepare(mech).delta_one_way(2.0, 1.0, "remove")
+    bound = Conditional().prepare(mech).delta(2.0, 1.0, "remove")
     assert bound.details["bad_event"] == 0
     assert bound.value == pytest.approx(oracles.delta(mech.gram / 4, 1.0, "remove"), rel=5e-3)
 
@@ -443,7 +443,7 @@ def test_steps_that_repeat_are_counted() -> None:
 def test_hand_over_to_dp_accounting() -> None:
     prepared = Conditional().prepare(mechanism(bsr(4), 10, 10))
     pld = prepared.to_dp_accounting(3.0, 1e-6)
-    epsilon = max(prepared.epsilon_one_way(3.0, 2e-6, d).value for d in DIRECTIONS)
+    epsilon = max(prepared.epsilon(3.0, 2e-6, d).value for d in DIRECTIONS)
     assert pld.get_delta_for_epsilon(epsilon) == pytest.approx(2e-6, rel=0.05)
     assert pld.get_epsilon_for_delta(2e-6) == pytest.approx(epsilon, rel=0.01)
 

@@ -47,7 +47,7 @@ def test_one_batch_is_the_gaussian_mechanism(sigma: float, direction: str) -> No
     prepared = Lattice().prepare(dpsgd_mechanism(1, epochs=3))
     for epsilon in (0.0, 0.01, 0.5, 2.0, 10.0):
         exact = oracles.gaussian_delta(3 / sigma**2, epsilon)
-        found = prepared.delta_one_way(sigma, epsilon, direction).value
+        found = prepared.delta(sigma, epsilon, direction).value
         if exact > 1e-200:
             assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-9) + 1e-13 * math.exp(-epsilon)
 
@@ -128,7 +128,7 @@ def test_reference_noise_multipliers(cell: dict[str, float], direction: str) -> 
         mechanism, target_epsilon=cell["epsilon"], target_delta=cell["delta"], accountant="lattice", direction=direction
     )
     assert found.noise_multiplier <= 1.005 * truth
-    at_truth = Lattice().prepare(mechanism).delta_one_way(truth, cell["epsilon"], direction).value
+    at_truth = Lattice().prepare(mechanism).delta(truth, cell["epsilon"], direction).value
     assert at_truth >= cell["delta"] * (1 - 5 * cell[f"rel_se_delta_{direction}"])
 
 
@@ -149,7 +149,7 @@ def test_cut_off_last_epoch_has_two_variances() -> None:
     assert uncorrelated_diagonal(mechanism).tolist() == [3, 3, 2, 2, 2]
     assert np.array_equal(np.diag(uncorrelated_diagonal(mechanism)), mechanism.gram)
     prepared = Lattice().prepare(mechanism)
-    value = prepared.delta_one_way(3.0, 0.3, "remove").value
+    value = prepared.delta(3.0, 0.3, "remove").value
     assert value == pytest.approx(upper(np.array([3, 3, 2, 2, 2]) / 9, 0.3, "remove"), rel=1e-6)
     assert upper([2 / 9] * 5, 0.3, "remove") < value < upper([3 / 9] * 5, 0.3, "remove")
 
@@ -165,7 +165,7 @@ def test_many_variances_are_rounded_up() -> None:
     low_entries, low_counts = grouped(norms**2, "lower")
     assert np.all(np.repeat(low_entries, low_counts) <= norms**2)
     for direction in DIRECTIONS:
-        value = Lattice().prepare(mechanism).delta_one_way(1.5, 0.3, direction).value
+        value = Lattice().prepare(mechanism).delta(1.5, 0.3, direction).value
         exact = upper(norms**2 / 1.5**2, 0.3, direction)
         assert exact * 0.999 <= value <= 1.2 * exact
         assert 0.5 * exact <= lower_delta(mechanism, 1.5, 0.3, direction) <= exact
@@ -195,7 +195,7 @@ def test_extremes_give_probabilities_without_warnings(b: int) -> None:
         for direction in DIRECTIONS:
             for sigma in (1e-8, 1e-3, 0.03, 0.3, 1.0, 10.0, 1e3, 1e6, 1e9):
                 values = [
-                    prepared.delta_one_way(sigma, epsilon, direction).value
+                    prepared.delta(sigma, epsilon, direction).value
                     for epsilon in (0.0, 1e-6, 0.01, 0.3, 2.0, 8.0, 50.0, 1000.0)
                 ]
                 assert all(0 <= value <= 1 for value in values)

@@ -204,9 +204,7 @@ def test_bound_fails_no_more_often_than_it_says(direction: str, importance: bool
     gram, sigma, epsilon, p, runs = GRAMS["unequal"], 1.1, 0.8, 0.1, 300
     exact = oracles.delta(gram / sigma**2, epsilon, direction)
     options = {"samples": 150, "importance": importance, "failure_probability": p}
-    bounds = np.array(
-        [prepared(gram, seed=s, **options).delta_one_way(sigma, epsilon, direction).value for s in range(runs)]
-    )
+    bounds = np.array([prepared(gram, seed=s, **options).delta(sigma, epsilon, direction).value for s in range(runs)])
     assert (bounds < exact).mean() <= p + 3 * math.sqrt(p * (1 - p) / runs)
     assert np.median(bounds) < 3 * exact
     assert bounds.min() < bounds.max()
@@ -219,7 +217,7 @@ def test_bound_on_epsilon_fails_no_more_often_than_it_says() -> None:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if oracles.gaussian_delta(sigma**-2, middle) > delta else (low, middle)
     found = [
-        prepared([[1.0]], samples=300, seed=s, failure_probability=p).epsilon_one_way(sigma, delta, "remove").value
+        prepared([[1.0]], samples=300, seed=s, failure_probability=p).epsilon(sigma, delta, "remove").value
         for s in range(runs)
     ]
     assert np.mean(np.array(found) < high) <= p + 3 * math.sqrt(p * (1 - p) / runs)
@@ -233,7 +231,7 @@ def test_bounded_weights_show_a_delta_below_one_over_samples() -> None:
     weighted, plain = (
         MonteCarlo(importance=importance, **options)
         .prepare(mechanism("bsr64 N=100 k=1"))
-        .delta_one_way(row["sigma_add"], 0.25, "add")
+        .delta(row["sigma_add"], 0.25, "add")
         .value
         for importance in (True, False)
     )
@@ -247,7 +245,7 @@ def test_bound_is_never_below_the_estimate_and_tightens_with_samples() -> None:
         excess = []
         for samples in (300, 3000, 30_000):
             found = prepared(gram, samples=samples, importance=importance, failure_probability=0.01)
-            evaluation = found.delta_one_way(1.5, 0.3, "remove")
+            evaluation = found.delta(1.5, 0.3, "remove")
             assert evaluation.value > evaluation.details["estimate"]
             excess.append(evaluation.value / evaluation.details["estimate"] - 1)
         assert excess[0] > excess[1] > excess[2]
@@ -277,23 +275,23 @@ def test_samples_needed_are_enough() -> None:
 def test_epsilon_inverts_delta(direction: str, failure_probability: float | None) -> None:
     accountant = prepared(mechanism("bsr4 N=20 k=1").gram, samples=20_000, failure_probability=failure_probability)
     for target in (0.1, 1e-3):
-        found = accountant.epsilon_one_way(1.2, target, direction)
-        assert accountant.delta_one_way(1.2, found.value, direction).value <= target
-        assert accountant.delta_one_way(1.2, found.value * (1 - 2e-6), direction).value > target
-    assert accountant.epsilon_one_way(1.2, 0.9, direction).value == 0
+        found = accountant.epsilon(1.2, target, direction)
+        assert accountant.delta(1.2, found.value, direction).value <= target
+        assert accountant.delta(1.2, found.value * (1 - 2e-6), direction).value > target
+    assert accountant.epsilon(1.2, 0.9, direction).value == 0
 
 
 def test_losses_too_many_to_store_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     mech = mechanism("bsr4 N=20 k=1")
     stored = MonteCarlo(samples=3000).prepare(mech)
-    expected = stored.epsilon_one_way(1.2, 1e-4, "remove"), stored.deltas_one_way(1.2, [0.0, 0.5, 2.0], "remove")
+    expected = stored.epsilon(1.2, 1e-4, "remove"), stored.deltas(1.2, [0.0, 0.5, 2.0], "remove")
     monkeypatch.setattr(monte_carlo, "_MAX_STORED", 2999)
     streamed = MonteCarlo(samples=3000).prepare(mech)
     passes = []
     draw = streamed._sampler.draw
     monkeypatch.setattr(streamed._sampler, "draw", lambda *args: passes.append(1) or draw(*args))
-    assert (streamed.epsilon_one_way(1.2, 1e-4, "remove"), len(passes)) == (expected[0], pytest.approx(8, abs=2))
-    assert streamed.deltas_one_way(1.2, [0.0, 0.5, 2.0], "remove") == expected[1]
+    assert (streamed.epsilon(1.2, 1e-4, "remove"), len(passes)) == (expected[0], pytest.approx(8, abs=2))
+    assert streamed.deltas(1.2, [0.0, 0.5, 2.0], "remove") == expected[1]
 
 
 def test_one_set_of_losses_serves_every_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +299,10 @@ def test_one_set_of_losses_serves_every_epsilon(monkeypatch: pytest.MonkeyPatch)
     passes = []
     draw = accountant._sampler.draw
     monkeypatch.setattr(accountant._sampler, "draw", lambda *args: passes.append(1) or draw(*args))
-    profile = accountant.deltas_one_way(1.2, [0.0, 0.5, 1.0], "add")
-    assert profile == [accountant.delta_one_way(1.2, e, "add").value for e in (0.0, 0.5, 1.0)]
+    profile = accountant.deltas(1.2, [0.0, 0.5, 1.0], "add")
+    assert profile == [accountant.delta(1.2, e, "add").value for e in (0.0, 0.5, 1.0)]
     assert profile == sorted(profile, reverse=True)
-    accountant.epsilon_one_way(1.2, 1e-3, "add")
+    accountant.epsilon(1.2, 1e-3, "add")
     assert len(passes) == 1
 
 
@@ -312,18 +310,18 @@ def test_one_set_of_losses_serves_every_epsilon(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_common_random_numbers_make_delta_fall_with_sigma(direction: str, importance: bool) -> None:
     accountant = prepared(mechanism("bsr4 N=100 k=1").gram, samples=4000, importance=importance)
-    deltas = [accountant.delta_one_way(s, 0.25, direction).value for s in np.geomspace(1.5, 1.6, 12)]
+    deltas = [accountant.delta(s, 0.25, direction).value for s in np.geomspace(1.5, 1.6, 12)]
     assert np.all(np.diff(deltas) < 0)
 
 
 def test_seeds() -> None:
     gram = mechanism("bsr4 N=20 k=1").gram
-    values = [prepared(gram, samples=5000, seed=s).delta_one_way(1.2, 0.5, "remove").value for s in (3, 3, 4)]
+    values = [prepared(gram, samples=5000, seed=s).delta(1.2, 0.5, "remove").value for s in (3, 3, 4)]
     assert values[0] == values[1] != values[2]
     accountant = prepared(gram, samples=5000, seed=3)
-    accountant.delta_one_way(7.0, 0.5, "remove")
-    accountant.delta_one_way(1.2, 0.5, "add")
-    assert accountant.delta_one_way(1.2, 0.5, "remove").value == values[0]
+    accountant.delta(7.0, 0.5, "remove")
+    accountant.delta(1.2, 0.5, "add")
+    assert accountant.delta(1.2, 0.5, "remove").value == values[0]
 
 
 def test_no_random_stream_is_used_twice() -> None:
@@ -352,7 +350,7 @@ def test_the_answer_says_that_it_is_an_estimate() -> None:
     assert "estimate" in str(found)
     assert json.loads(json.dumps(found.to_dict()))["interval"] == list(found.interval)
     assert found.interval[0] < found.value < found.interval[1]
-    evaluation = estimate.delta_one_way(1.2, 0.5, "remove")
+    evaluation = estimate.delta(1.2, 0.5, "remove")
     assert evaluation.value == found.value
     assert evaluation.details["kind"] == "estimate"
     assert evaluation.details["standard_error"] == found.standard_error
@@ -363,7 +361,7 @@ def test_the_answer_says_that_it_is_an_estimate() -> None:
     found = bound.estimate_delta(1.2, 0.5, "remove")
     assert found.value > found.interval[0]
     assert "high-probability bound, fails with probability 0.001" in str(found)
-    evaluation = bound.delta_one_way(1.2, 0.5, "remove")
+    evaluation = bound.delta(1.2, 0.5, "remove")
     assert evaluation.details["kind"] == "high-probability bound, fails with probability 0.001"
 
 
@@ -374,7 +372,7 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
     for samples in (40_000, 160_000):
         accountant = prepared(gram, samples=samples)
         tracemalloc.start()
-        accountant.delta_one_way(4.0, 0.25, "remove")
+        accountant.delta(4.0, 0.25, "remove")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) < 64 * 2**20
@@ -382,16 +380,16 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_progress_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    prepared([[1.0]], samples=100, progress=True).delta_one_way(1.0, 1.0, "add")
+    prepared([[1.0]], samples=100, progress=True).delta(1.0, 1.0, "add")
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
 
 
 def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with_bar = prepared([[1.0]], samples=100, progress=True).delta_one_way(1.0, 1.0, "add")
+    with_bar = prepared([[1.0]], samples=100, progress=True).delta(1.0, 1.0, "add")
     assert "sampling losses (add)" in capsys.readouterr().err
-    assert with_bar == prepared([[1.0]], samples=100).delta_one_way(1.0, 1.0, "add")
+    assert with_bar == prepared([[1.0]], samples=100).delta(1.0, 1.0, "add")
 
 
 # --- the edges ---------------------------------------------------------------------------------------------------
@@ -415,18 +413,18 @@ def test_extreme_noise_multipliers(options: dict[str, object], direction: str) -
             scale = math.sqrt(np.max(gram))
             some_mean_is_zero = not np.all(np.diagonal(gram))  # then half of P is Q
             for sigma in (1e-200, 1e-3):
-                deltas = accountant.deltas_one_way(sigma * scale, [0.0, 1.0, 100.0], direction)
+                deltas = accountant.deltas(sigma * scale, [0.0, 1.0, 100.0], direction)
                 if some_mean_is_zero:
                     assert deltas == pytest.approx([0.5] * 3 if direction == "remove" else [0.5, 0.0, 0.0], abs=0.1)
                 else:
                     assert deltas == [1.0, 1.0, 1.0]
-                    assert accountant.epsilon_one_way(1e-200 * scale, 1e-3, direction).value == math.inf
+                    assert accountant.epsilon(1e-200 * scale, 1e-3, direction).value == math.inf
             for sigma in (1e6, 1e12, 1e200):
-                zero, one = accountant.deltas_one_way(sigma * scale, [0.0, 1.0], direction)
+                zero, one = accountant.deltas(sigma * scale, [0.0, 1.0], direction)
                 allowed = 0.01 if options.get("failure_probability") else 0.0
                 assert 0 < zero <= 1e-5 + allowed
                 assert 0 <= one <= allowed
-                assert accountant.epsilon_one_way(sigma * scale, 0.1, direction).value == 0
+                assert accountant.epsilon(sigma * scale, 0.1, direction).value == 0
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -434,7 +432,7 @@ def test_small_losses_keep_their_accuracy(direction: str) -> None:
     """At ε = 0 the δ of a tiny shift is its total variation distance, proportional to 1/σ."""
     gram = mechanism("bsr4 N=20 k=1").gram
     accountant = prepared(gram, samples=20_000)
-    scaled = [sigma * accountant.delta_one_way(sigma, 0.0, direction).value for sigma in (1e4, 1e7, 1e10, 1e15, 1e30)]
+    scaled = [sigma * accountant.delta(sigma, 0.0, direction).value for sigma in (1e4, 1e7, 1e10, 1e15, 1e30)]
     exact = math.sqrt(gram.mean() / (2 * math.pi))
     assert scaled == pytest.approx([exact] * 5, rel=0.02)
     assert scaled == pytest.approx([scaled[-1]] * 5, rel=1e-3)
@@ -443,8 +441,8 @@ def test_small_losses_keep_their_accuracy(direction: str) -> None:
 def test_no_sensitivity_no_loss() -> None:
     accountant = prepared(np.zeros((3, 3)), samples=500)
     for direction in DIRECTIONS:
-        assert accountant.delta_one_way(1.0, 0.0, direction).value == 0
-        assert accountant.epsilon_one_way(1.0, 1e-9, direction).value == 0
+        assert accountant.delta(1.0, 0.0, direction).value == 0
+        assert accountant.epsilon(1.0, 1e-9, direction).value == 0
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 40])

@@ -174,7 +174,7 @@ def test_divergences_of_the_accountant_against_enumeration(label):
         expected = np.array([float(truth(label, sigma, m)) / (m - 1) for m in range(2, top + 1)])
         for bandwidth in (None, 1, 2, b, 10 * b):
             prepared = Renyi(max_order=top, bandwidth=bandwidth).prepare(checked)
-            found = [m.divergences(sigma, top) for m in prepared.members() if hasattr(m, "divergences")]
+            found = [m.divergences(sigma, top) for m in prepared.bounds() if hasattr(m, "divergences")]
             assert found
             for values in found:
                 assert len(values) == top - 1
@@ -187,7 +187,7 @@ def test_divergences_of_the_accountant_against_enumeration(label):
 def test_gram_rounding_is_added_back(label):
     """Against the Gram matrix in rational arithmetic, without any tolerance."""
     checked, top = mechanism(label), top_order(CASES[label][1])
-    for member in Renyi(max_order=top).prepare(checked).members():
+    for member in Renyi(max_order=top).prepare(checked).bounds():
         if hasattr(member, "log_moments"):
             values = member.log_moments(1.3, top)
             for order in range(2, top + 1):
@@ -202,7 +202,7 @@ def test_gaussian_mechanism_in_closed_form(k, order):
     entry = float(oracles.gram(oracles.bsr_matrix(3, k), 1)[0, 0])
     for sigma in (0.2, 1.0, 7.0):
         closed = order * entry / (2 * sigma**2)
-        for member in Renyi(max_order=order).prepare(checked).members():
+        for member in Renyi(max_order=order).prepare(checked).bounds():
             if hasattr(member, "divergences"):
                 assert member.divergences(sigma, order)[-1] == pytest.approx(closed, rel=1e-12)
             assert member._add_divergence(sigma, order) == pytest.approx(closed, rel=1e-12)
@@ -261,7 +261,7 @@ def test_second_and_third_moments_in_closed_form(strategy, k, b):
         e = np.exp(checked.gram / sigma**2)
         expected = np.array([math.log(e.sum() / b**2), math.log(np.trace(e @ e @ e) / b**3) / 2])
         found = [
-            m.divergences(sigma, 3) for m in Renyi(max_order=3).prepare(checked).members() if hasattr(m, "divergences")
+            m.divergences(sigma, 3) for m in Renyi(max_order=3).prepare(checked).bounds() if hasattr(m, "divergences")
         ]
         assert np.all(np.array(found) >= expected * (1 - 1e-12))
         if strategy.bandwidth(b) < b:
@@ -282,7 +282,7 @@ def test_the_work_budget_is_kept(label):
     """Orders grow with the budget, and stay within it as long as it allows the second order at all."""
     most = []
     for budget in (1e3, 1e5, 1e7):
-        members = [m for m in Renyi(work_budget=budget).prepare(mechanism(label)).members() if hasattr(m, "_table")]
+        members = [m for m in Renyi(work_budget=budget).prepare(mechanism(label)).bounds() if hasattr(m, "_table")]
         for member in members:
             assert member._table.work(member._most) <= budget / len(members) or member._most == 2
         most.append([m._most for m in members])
@@ -302,7 +302,7 @@ def test_all_orders_come_from_one_run():
 def test_one_epoch_needs_no_ring():
     for bandwidth in (2, 3):
         prepared = Renyi(bandwidth=bandwidth).prepare(Mechanism(strategies.bsr(3), BallsInBins(1, 30)))
-        (member,) = prepared.members()
+        (member,) = prepared.bounds()
         assert isinstance(member._table, LineMoments)
 
 
@@ -351,7 +351,7 @@ def algorithm_as_printed(gram, p, sigma, order, *, transition="right", collectio
 
 
 def ours(label: str, sigma: float, order: int) -> float:
-    members = Renyi(max_order=order).prepare(mechanism(label)).members()
+    members = Renyi(max_order=order).prepare(mechanism(label)).bounds()
     return min(m.divergences(sigma, order)[-1] for m in members if hasattr(m, "divergences"))
 
 
@@ -414,7 +414,7 @@ def test_erratum_3_signs(label):
 def test_erratum_3_no_signal_no_divergence():
     """Infinite noise has divergence 0; the lemma as printed gives 2α log b/(α−1)."""
     checked = mechanism("bsr2 k=2")
-    for member in Renyi(max_order=6).prepare(checked).members():
+    for member in Renyi(max_order=6).prepare(checked).bounds():
         if hasattr(member, "divergences"):
             assert np.all(member.divergences(1e9, 6) < 1e-11)
 
@@ -599,11 +599,11 @@ def test_answers_do_not_depend_on_the_questions_before(strategy, k, b):
     checked = Mechanism(strategy, BallsInBins(k, b))
     accountant = Renyi(work_budget=1e7)
     questions = list(itertools.product((0.8, 2.0, 6.0), (0.1, 0.5, 1.0, 3.0, 9.0)))
-    fresh = {q: accountant.prepare(checked).delta_one_way(*q, "remove").value for q in questions}
+    fresh = {q: accountant.prepare(checked).delta(*q, "remove").value for q in questions}
     for arrangement in (questions, questions[::-1]):
         prepared = accountant.prepare(checked)
         for q in arrangement:
-            assert prepared.delta_one_way(*q, "remove").value == pytest.approx(fresh[q], rel=1e-9)
+            assert prepared.delta(*q, "remove").value == pytest.approx(fresh[q], rel=1e-9)
 
 
 @pytest.mark.parametrize("label", ["dpsgd k=3", "bsr3 k=1", "bsr3 k=2, b=2p", "bisr2 k=1"])

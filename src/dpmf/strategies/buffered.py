@@ -1,0 +1,72 @@
+"""Buffered linear Toeplitz matrices (BLT), c_0 = 1 and c_t = Σ_i s_i·r_i^(t−1), whatever their buffers come from.
+
+C⁻¹z is streamed with one array per buffer: y_t = z_t − Σ_i s_i·B_i, and then B_i ← r_i·B_i + y_t.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmf.errors import ArgumentError
+from dpmf.numerics import Array
+from dpmf.strategies.base import ToeplitzStrategy
+
+_ROUNDING = 1e-12  # coefficients above −1e-12 times the largest one are negative by rounding only
+
+
+def fault_of(column: Array) -> str | None:
+    """Say why accounting cannot use these coefficients of C; None if it can."""
+    if not np.all(np.isfinite(column)) or not column[0] > 0:
+        return "coefficients that are not finite, or start with 0"
+    least = float(column.min())
+    return f"a negative coefficient ({least:.3g})" if least < -_ROUNDING * float(column.max()) else None
+
+
+def buffered_coef(decay: Array, scale: Array, n: int) -> Array:
+    """Return the first n coefficients of C, for buffers with these r_i and s_i."""
+    column = np.zeros(n)
+    column[0] = 1.0
+    for rate, weight in zip(decay, scale, strict=True):
+        column[1:] += weight * rate ** np.arange(n - 1)
+    return column
+
+
+class BufferedStrategy(ToeplitzStrategy):
+    """A Toeplitz C whose inverse is streamed by buffers."""
+
+    @abstractmethod
+    def buffers(self, iterations: int) -> tuple[Array, Array]:
+        """Return (r, s): how much each buffer keeps per iteration, and its weight in the output."""
+
+    def strategy_coef(self, iterations: int) -> Array:
+        column = buffered_coef(*self.buffers(iterations), iterations)
+        if fault := fault_of(column):
+            raise ArgumentError("strategy", f"must be non-negative and finite, but {self.name} has {fault}")
+        return np.abs(column)
+
+    def noising_coef(self, iterations: int) -> Array:
+        # The streaming recursion applied to an impulse takes O(d) per iteration; inverting the series is quadratic.
+        decay, scale = self.buffers(iterations)
+        state, out = np.ones_like(decay), np.ones(iterations)
+        for t in range(1, iterations):
+            out[t] = -float(scale @ state)
+            state = decay * state + out[t]
+        return out
+
+
+@dataclass(frozen=True)
+class GivenBuffers(BufferedStrategy):
+    """A BLT by its buffers, for any number of iterations."""
+
+    decay: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"BLT({len(self.decay)} buffers)"
+
+    def buffers(self, iterations: int) -> tuple[Array, Array]:
+        return np.array(self.decay), np.array(self.scale)
