@@ -357,11 +357,32 @@ def _process(rank: int, world: int, port: int, directory: str) -> None:
             model[1].weight.fill_(0.1)
             model[1].bias.zero_()
     run = private(model=DPDDP(model), seed=SEED if rank == 0 else 2)
-    train(run, 10)
+    train(run, 3)
+
+    # What one rank does wrong, all refuse; and all can go on with the right batch afterwards.
+    batches = iter(run.data_loader)
+    if rank == 1:
+        next(batches)
+    said = ("another rank refused step 3", "step 3 must be made on batch 3 .* it was made on batch 4")[rank]
+    with pytest.raises(TrainingError, match=said):
+        step(run, next(batches))
+    run.noise._step += rank
+    with pytest.raises(TrainingError, match="all ranks must be at the same step, they are at steps 3 to 4"):
+        step(run, next(iter(run.data_loader)))
+    run.noise._step -= rank
+
+    train(run, 7)
     run.save(Path(directory) / "checkpoint")
     torch.distributed.barrier()
     run.load(Path(directory) / "checkpoint")
-    train(run, N - 10)
+    train(run, 4)
+    torch.distributed.barrier()
+    run.load(Path(directory) / "checkpoint")  # and those four steps again, with the same results
+    train(run, 4)
+    with BatchMemoryManager(
+        data_loader=run.data_loader, max_physical_batch_size=1, optimizer=run.optimizer
+    ) as loader:  # each rank has its own number of parts
+        train(run, N - 14, loader)
     np.save(Path(directory) / f"{rank}.npy", weights(run))
     torch.distributed.destroy_process_group()
 
