@@ -117,7 +117,8 @@ def test_the_command_writes_one_and_the_checker_reads_it(tmp_path: Path, capsys:
     path = tmp_path / "certificate.json"
     done = run(
         "verify", "--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "4",
-        "--epsilon", "1", "--delta", "1e-3", "--accountant", "gaussian,renyi", "--samples", "20000", "--certificate", str(path),
+        "--epsilon", "1", "--delta", "1e-3", "--accountant", "gaussian,renyi", "--samples", "20000",
+        "--certificate", str(path),
     )  # fmt: skip
     assert path.exists(), done.stderr
     assert main(str(path)) == 0
