@@ -12,11 +12,11 @@ import numpy as np
 import paths
 import pytest
 from command_line import run
-from dpmf_check.__main__ import check, main
-from dpmf_check.balls import Rejected
 
 import dpmf
 from dpmf.certificates import certificate, digest
+from dpmf_check.__main__ import check, main
+from dpmf_check.balls import Rejected
 
 
 def mechanism(strategy: Any, epochs: int, batches: int, iterations: int | None = None) -> dpmf.Mechanism:
