@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def hats(s: float, step: float, first: int, last: int) -> list[arb]:
     ]
     slopes = [(values[k + 1] - values[k]) / h for k in range(last - first)]
     slopes[0] = slopes[0] if first else (values[1] - values[0]) / h
-    return [slopes[0] + 1, *(y - x for x, y in zip(slopes, slopes[1:], strict=False)), -slopes[-1]]
+    return [slopes[0] + 1, *(y - x for x, y in pairwise(slopes)), -slopes[-1]]
 
 
 def lattice_in_balls(law: LognormalSum, grid: lognormal_sum.Grid) -> arb:
