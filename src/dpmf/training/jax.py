@@ -27,6 +27,7 @@ from dpmf import errors, validation
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import ToeplitzStrategy
+from dpmf.strategies.inversion import covering_inverse
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
@@ -305,7 +306,7 @@ def _noising_matrix(mechanism: Mechanism, plan: Plan) -> Any:
     if plan.method == "regeneration" or not (
         plan.method == "buffers" or isinstance(mechanism.strategy, ToeplitzStrategy)
     ):
-        inverse = mechanism.strategy.inverse(mechanism.batching.iterations)
+        inverse = covering_inverse(mechanism.strategy, mechanism.batching.iterations)
         return jnp.asarray(inverse / plan.scale)
     if plan.copies == 0:
         first = float(plan.weights[0, 0])
