@@ -33,7 +33,7 @@ $(VENV)/.full: pyproject.toml | $(BIN)/python
 	@echo "Installing dpmf with everything its tests use into $(VENV) ..."
 	@# This release has a CPU build, and everything that depends on torch accepts it.
 	@$(BIN)/pip install --quiet torch==2.13.0
-	@$(BIN)/pip install --quiet --editable '.[jax,torch,pld,web,experiments,docs,dev]'
+	@$(BIN)/pip install --quiet --editable '.[jax,torch,pld,web,experiments,docs,dev]' --editable ./checker
 	@touch $@ $(VENV)/.core
 
 setup: $(VENV)/.full

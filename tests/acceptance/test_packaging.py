@@ -83,7 +83,7 @@ def test_the_sdist_has_what_make_needs(archives: dict[str, Path]) -> None:
         "pyproject.toml",
     ):
         assert name in names
-    for folder in ("src", "tests", "docs", "examples", "benchmarks", "evidence", "soundness"):
+    for folder in ("src", "tests", "docs", "examples", "benchmarks", "checker", "evidence", "soundness"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md"):
                 assert str(path.relative_to(ROOT)) in names

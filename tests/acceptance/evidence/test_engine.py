@@ -8,13 +8,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from evidence_cells import SMALL, cell, command, environment, in_process
+from waiting import until
 
 import dpmf
 from dpmf.errors import MissingExtraError
@@ -280,13 +279,6 @@ def rows(path: Path) -> dict[tuple[str, str], int]:
     return {(text, code): row for text, code, row in found}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "nothing happened"
-        time.sleep(0.02)
-
-
 def test_killed_and_restarted_nothing_is_lost_or_computed_twice(tmp_path: Path) -> None:
     database = tmp_path / "db.sqlite"
     words = ["run", "fig-truncation", "--only", "order=2", "--jobs", "2", "--database", str(database)]
@@ -294,7 +286,7 @@ def test_killed_and_restarted_nothing_is_lost_or_computed_twice(tmp_path: Path) 
         [sys.executable, "-m", "evidence", *words], cwd=tmp_path,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(),
     )  # fmt: skip
-    wait_for(lambda: len(rows(database)) >= 3 or started.poll() is not None)
+    until(lambda: len(rows(database)) >= 3 or started.poll() is not None)
     started.send_signal(signal.SIGKILL)
     started.wait()
     kept = rows(database)
@@ -321,7 +313,7 @@ def test_a_cluster_whose_worker_is_killed_still_delivers(tmp_path: Path) -> None
         victim = next(iter(cluster.workers.values())).pid
 
         def kill() -> None:
-            wait_for(lambda: len(rows(store.path)) >= 2)
+            until(lambda: len(rows(store.path)) >= 2)
             os.kill(victim, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
