@@ -118,24 +118,36 @@ def loss_and_slope(x: float, means: np.ndarray, log_weights: np.ndarray) -> tupl
 
 
 @njit(cache=True)
-def invert_loss(target: float, start: float, means: np.ndarray, log_weights: np.ndarray) -> float:
-    """The x with ℓ(x) = target, −∞ where ℓ stays above it; `start` must not lie to the left of it.
+def invert_loss(target: float, start: float, means: np.ndarray, log_weights: np.ndarray) -> tuple:
+    """The x with ℓ(x) = target and ℓ'(x), or −∞ and 0 where ℓ stays above it; `start` must not lie to the left of it.
 
     Newton's iteration on a convex increasing function, started on the right, comes down monotonically.
     """
     if means[0] == 0.0 and target <= log_weights[0]:
-        return -math.inf
-    x = start
+        return -math.inf, 0.0
+    x, slope = start, 0.0
     tolerance = _NEWTON / (1.0 + means[-1])
     for _ in range(200):
         value, slope = loss_and_slope(x, means, log_weights)
         if slope <= 0.0:
-            return -math.inf
+            return -math.inf, 0.0
         step = (value - target) / slope
         x -= step
         if abs(step) <= tolerance * (1.0 + abs(x) * 1e-6):
             break
-    return x
+    return x, slope
+
+
+@njit(cache=True)
+def _misplaced(x: float, slope: float, loss: float, last_mean: float, size: int) -> float:
+    """What a wrong root costs the profile at its node, relative to the tail beyond it.
+
+    The loss at x is off by r, at most; so is the root, by r/slope. The mass in between counts with weight r.
+    """
+    if x == -math.inf:
+        return _UNIT * (64.0 + size + 8.0 * abs(loss))
+    r = _UNIT * (64.0 + size + 8.0 * (abs(loss) + last_mean * (abs(x) + last_mean)))
+    return r * min(1.0, 2.0 * r * (abs(x) + last_mean + 1.0) / slope)
 
 
 @njit(cache=True)
@@ -217,39 +229,40 @@ def connect_the_dots(
 
     The P-mass and the Q-mass of each cell are kept and moved onto the two nodes around it. Sums over the cells above a
     node telescope, so that the profile at a node has the relative error of single tail probabilities; that share of
-    each cell's P-mass, its `slack`, is added to the upper node.
+    each cell's P-mass, its `slack`, is added to the upper node, and so is what a wrong boundary costs.
     """
     count = len(nodes)
     size = len(means)
     last_mean = means[-1]
-    # The part of a tail's relative error that all cells have in common, in units of _ROUND.
-    common = 80.0 + 0.25 * size + 0.5 * last_mean**2 + 2.0 * abs(nodes[0]) * interval
     masses = np.zeros(count)
     infinity = 0.0
     # Nodes are visited by falling ℓ: there the tangent at one root is the right start for the next.
     index = 0 if add else count - 1
     sign = -1.0 if add else 1.0
     loss = nodes[index] * interval
-    right = invert_loss(sign * loss, _right_of_root(sign * loss, means, log_weights), means, log_weights)
+    start = _right_of_root(sign * loss, means, log_weights)
+    right, slope = invert_loss(sign * loss, start, means, log_weights)
+    misplaced = _misplaced(right, slope, loss, last_mean, size)
     # The boundary's tails under the mixture and under N(0, 1); those of Q's role come multiplied by e^loss.
     mixture = np.empty(size)
     mixture_next = np.empty(size)
     _boundary(right, means, weights, log_weights, loss if add else 0.0, mixture)
     single = _scaled_tail(abs(right), 0.0 if add else loss)
     if add:
-        common += last_mean * max(right, 0.0)
         masses[0] += _upper_tail(right) * (1.0 + _ROUND * (4.0 + right * right))
     else:
         for j in range(size):
             infinity += weights[j] * _upper_tail(right - means[j])
         infinity *= 1.0 + _ROUND * (4.0 + 0.25 * size + right * right)
+    tail = infinity
     for k in range(1, count):
         if right == -math.inf:
             break
         previous, above = index, loss
         index = k if add else count - 1 - k
         loss = nodes[index] * interval
-        left = min(invert_loss(sign * loss, right, means, log_weights), right)
+        left, slope = invert_loss(sign * loss, right, means, log_weights)
+        left = min(left, right)
         _boundary(left, means, weights, log_weights, loss if add else 0.0, mixture_next)
         single_next = _scaled_tail(abs(left), 0.0 if add else loss)
         width = abs(loss - above)
@@ -270,8 +283,12 @@ def connect_the_dots(
             lower = _between(left, right, single_next, single * fall, math.exp(min(loss, 700.0)))
             reach = max(left, 0.0)
         # The error of the tails beyond the cell's lower boundary. It grows outwards, so sums over cells cover it.
-        outward = reach * (reach + 1.0 + last_mean) + 2.0 * max(above if add else loss, 0.0)
-        slack = _ROUND * (common + outward) * max(upper, 0.0)
+        outward = reach * (reach + 1.0) + max(above if add else loss, 0.0)
+        slack = _ROUND * (4.0 + 0.25 * size + outward) * max(upper, 0.0)
+        here = _misplaced(left, slope, loss, last_mean, size)
+        tail = _upper_tail(-right) if add else tail + upper
+        slack += tail * (misplaced if add else here)
+        misplaced = here
         climb = -math.expm1(-width)
         up = max((upper - lower) / climb, 0.0)
         low, high = (previous, index) if add else (index, previous)

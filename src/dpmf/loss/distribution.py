@@ -65,7 +65,7 @@ class LossDistribution:
     def delta(self, epsilon: float) -> float:
         """The upper bound on δ(ε), at most 1."""
         bottom = self.interval * self.lower
-        reach = self.interval * (abs(self.lower) + len(self.probs))
+        reach = self.interval * max(abs(self.lower), abs(self.lower + len(self.probs) - 1))
         if self.tilt > 0 and epsilon < bottom:
             # Mass below the window has lost its weight; but δ is convex in e^ε, and 1 at e^ε = 0.
             share = math.exp(epsilon - bottom - 8 * UNIT * (1 + abs(epsilon) + abs(bottom)))

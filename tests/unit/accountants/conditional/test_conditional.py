@@ -6,8 +6,10 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from types import ModuleType
 
+import balls
 import knobs
 import numpy as np
 import oracles
@@ -20,8 +22,8 @@ from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional, _bal
 from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
+from dpmf.strategies import bisr, bsr, coefficients, dpsgd
 from dpmf.strategies.base import DenseStrategy
-from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -486,3 +488,24 @@ def test_options_are_values() -> None:
     assert Conditional() == Conditional(temperatures=list(DEFAULT_TEMPERATURES))
     assert hash(Conditional()) == hash(Conditional())
     assert Conditional().variational_family().size == 6
+
+
+# --- rounding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_sums_over_many_epochs_are_rounded_up(direction: str) -> None:
+    """c = (1, just below 2⁻⁵³, ...): every addition of the cumulative sums over epochs is lost in double precision."""
+    n, sigma, epsilon = 200_000, 1000.0, 1.0
+    small = math.nextafter(2.0**-53, 0.0)
+    mech = mechanism(coefficients(np.concatenate(([1.0], np.full(n - 1, small)))), 1, n)
+    q = Fraction(small)  # the t-th entry of the one mean is 1 + t·q
+    squares = n + 2 * q * Fraction(n * (n - 1), 2) + q**2 * Fraction((n - 1) * n * (2 * n - 1), 6)
+    truth = balls.gaussian_delta(balls.exact(squares).sqrt() / balls.exact(sigma), balls.exact(epsilon))
+    prepared = Conditional().prepare(mech)
+    found = prepared.delta(sigma, epsilon, direction, 1e-5).value
+    assert truth.upper() <= balls.exact(found) <= truth.lower() * balls.exact(1 + 1e-7)
+    assert balls.gaussian_delta(
+        balls.exact(squares).sqrt() / balls.exact(sigma),
+        balls.exact(prepared.epsilon(sigma, 1e-5, direction).value),
+    ) <= balls.exact(1e-5)
