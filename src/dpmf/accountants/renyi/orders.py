@@ -117,7 +117,10 @@ class LogSeries:
 
     @classmethod
     def exponential(cls, order: int) -> LogSeries:
-        """T = 1."""
+        """T = 1, from which all others are made."""
+        from dpmf.kernels.renyi import log_convolve
+
+        announce_compilation(log_convolve)
         return cls(-log_factorials(order), np.zeros(order + 1))._with_errors(4 * UNIT * log_factorials(order))
 
     def weighted(self, variance: float) -> LogSeries:
@@ -134,7 +137,6 @@ class LogSeries:
         """The product of two series."""
         from dpmf.kernels.renyi import log_convolve
 
-        announce_compilation(log_convolve)
         logs, largest = log_convolve(self.logs, other.logs)
         rounding = 2 * UNIT * (np.abs(largest) + np.abs(logs) + 2 * np.arange(len(logs)) + 6)
         return LogSeries(logs, np.maximum(self.slopes, other.slopes))._with_errors(rounding)
