@@ -27,6 +27,7 @@ from soundness.hostile_objects import python_call
 from soundness.hostile_state import checkpoint_file, database, event
 from soundness.journal import PLACE, Journal, Row, cores, worked
 from soundness.judge import Outcome
+from soundness.printed import printed
 from soundness.progress import shown
 
 Target = Callable[[np.random.Generator, int, Path], Outcome]
@@ -38,11 +39,13 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "figure databases": (database, 300),
     "training checkpoints": (checkpoint_file, 300),
     "dp_accounting events": (event, 300),
+    "printed numbers": (printed, 500),
 }
 
 HARNESS = (
     "soundness/fuzz.py", "soundness/judge.py", "soundness/hostile_cli.py", "soundness/hostile_files.py",
-    "soundness/hostile_objects.py", "soundness/hostile_state.py", "experiments/dpmf_experiments",
+    "soundness/hostile_objects.py", "soundness/hostile_state.py", "soundness/printed.py",
+    "experiments/dpmf_experiments",
 )  # fmt: skip
 _BLOCK = 50
 
