@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from dpmf.files import write_atomically
+from evidence.say import with_block
 from soundness import provenance
 
 ROOT = Path(__file__).parent.parent
@@ -99,23 +99,15 @@ def store(part: str, value: Mapping[str, Any]) -> None:
 def write(data: Mapping[str, Any]) -> None:
     DATA.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    _replace(DATA, text)
+    write_atomically(DATA, text.encode())
     if PAGE.exists():  # made from what will be read again, in its order
-        _replace(PAGE, filled(PAGE.read_text(encoding="utf-8"), json.loads(text)))
-
-
-def _replace(path: Path, text: str) -> None:
-    """The whole text or none of it."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+        write_atomically(PAGE, filled(PAGE.read_text(encoding="utf-8"), json.loads(text)).encode())
 
 
 def filled(page: str, data: Mapping[str, Any]) -> str:
     """The page with every generated block made from the data."""
     for name, block in blocks(data).items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(pattern, lambda m, block=block: f"{m[1]}{block}\n{m[2]}", page, flags=re.DOTALL)
+        page = with_block(page, name, block)
     return page
 
 

@@ -46,6 +46,14 @@ def mechanisms(draw: st.DrawFn, most_bins: int = 3) -> Mechanism:
     return Mechanism(strategy, BallsInBins.from_iterations(n, b))
 
 
+def random_matrix(n: int, seed: int, zeros: float = 0.3) -> np.ndarray:
+    """A random lower-triangular matrix with so large a share of zeros."""
+    rng = np.random.default_rng(seed)
+    full = np.tril(rng.random((n, n)) * (rng.random((n, n)) > zeros))
+    full[0, 0] = 1.0
+    return full
+
+
 def signal_to_noise(mechanism: Mechanism, sigma: float) -> np.ndarray:
     """S from the definition: the package's own Gram matrix is not trusted here."""
     n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
 
@@ -53,3 +53,8 @@ class _PreparedGaussian(PreparedAccountant):
             return Evaluation(gaussian_delta(self._sensitivity / noise_multiplier, epsilon))
         square = noise_multiplier**2
         return Evaluation(gaussian_loss_delta(self._mean / square, self._variance / square, epsilon))
+
+    def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof:
+        """What it takes to check the bound without dpmf."""
+        form = "largest entry" if direction == "remove" else "geometric mean"
+        return Proof(self.delta(noise_multiplier, epsilon, direction).value, "gaussian", {"form": form})

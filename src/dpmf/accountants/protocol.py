@@ -40,6 +40,24 @@ class Evaluation:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Proof:
+    """A bound with what it takes to check it without dpmf; docs/certificates.md describes the fields.
+
+    A prepared accountant that has such proofs gives them from a method
+    `certificate(noise_multiplier, epsilon, direction)`, which returns None where it has none.
+
+    Attributes:
+      delta: the bound on δ(ε).
+      kind: which proof it is; the checker has one for each kind.
+      fields: plain Python values, ready for JSON.
+    """
+
+    delta: float
+    kind: str
+    fields: Mapping[str, Any]
+
+
 class PreparedAccountant(ABC):
     """An accountant bound to one mechanism. Its arguments have been validated before they get here.
 

@@ -39,17 +39,22 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of the Monte Carlo samples.")] = 0,
     direction: DirectionName = "both",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A .md, .txt or .json file to write.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="A .json file for a certificate, which dpmf_check checks without dpmf.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Cross-check accountants, lower bound and Monte Carlo, and print a page to attach to a paper.
 
     The exit status is 1 if they contradict each other or if the noise does not give (ε, δ).
     """
-    from dpmf import report, verification
+    from dpmf import certificates, report, verification
     from dpmf.files import write_atomically
 
     if output is not None:
         report.checked_output(output, (".md", ".txt", ".json"))
+    if certificate is not None:
+        report.checked_output(certificate, (".json",))
     with working("verifying"):
         found = verification.verify(
             mechanism,
@@ -61,6 +66,16 @@ def verify(
             samples=samples,
             seed=seed,
         )
+    if certificate is not None:
+        with working("writing the certificate"):
+            content = certificates.certificate(
+                mechanism,
+                noise_multiplier=found.noise_multiplier,
+                epsilon=epsilon,
+                direction=direction,
+                accountants=listed(names),
+            )
+        write_atomically(certificate, json.dumps(content).encode())
     if output is not None:
         text = found.to_markdown() if output.suffix.lower() != ".json" else json.dumps(found.to_dict(), indent=1) + "\n"
         write_atomically(output, text.encode())

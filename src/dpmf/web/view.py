@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dpmf import api, validation
-from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant, directions_of
+from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant
 from dpmf.accountants.registry import resolve, suitable, with_options
-from dpmf.lower_bounds import LowerBounds, lower_noise_multiplier
+from dpmf.lower_bounds import lower_delta, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.web.request import Request
@@ -141,9 +141,7 @@ def views(
     view = _next(view, "lower bound of δ(ε)", curve_noise=sigma, epsilons=grid)
     view = replace(view, steps=view.done + 1 + len(prepared))
     yield view
-    bounds = LowerBounds.of(mechanism)
-    ways = directions_of(direction)
-    view = replace(view, lower_curve=tuple(max(bounds.delta(sigma, e, way) for way in ways) for e in grid))
+    view = replace(view, lower_curve=tuple(lower_delta(mechanism, sigma, e, direction) for e in grid))
     took = {row.accountant: row.seconds for row in view.rows}
     for name in sorted(prepared, key=lambda name: took[name]):
         view = _next(view, f"δ(ε) of {name}")

@@ -16,7 +16,7 @@ from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional, _rev
 from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import DenseStrategyMixin
+from dpmf.strategies.base import DenseStrategy
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -32,7 +32,7 @@ FAMILIES = {
 STRATEGIES = {"dpsgd": dpsgd(), "bsr3": bsr(3), "bisr2": bisr(2)}
 
 
-class Dense(DenseStrategyMixin):
+class Dense(DenseStrategy):
     """Any matrix, for cases no formula gives."""
 
     def __init__(self, values: object) -> None:
@@ -42,6 +42,10 @@ class Dense(DenseStrategyMixin):
 
     def matrix(self, iterations: int) -> np.ndarray:
         return self.values[:iterations, :iterations]
+
+    def rows(self, iterations: int, chunk: int) -> Iterator[tuple[int, np.ndarray]]:
+        for start in range(0, iterations, chunk):
+            yield start, self.matrix(iterations)[start : start + chunk]
 
 
 def mechanism(strategy, b: int, iterations: int) -> Mechanism:
