@@ -10,10 +10,13 @@ FACTORS = (0.4, 2.5)
 
 
 def perturbed(tuning: Any) -> Iterator[tuple[str, Any]]:
-    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed."""
+    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed.
+
+    A knob that is None, which leaves a choice to the code, stays.
+    """
     for field in fields(tuning):
         value = getattr(tuning, field.name)
-        for factor in FACTORS:
+        for factor in FACTORS if value is not None else ():
             changed = _scaled(value, factor)
             yield f"{field.name}={changed}", replace(tuning, **{field.name: changed})
 

@@ -48,13 +48,14 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
       iterations: the size of C; needed for a `StreamingMatrix`, which has none of its own.
       noising: the source is C⁻¹, which is what a privatizer takes (arrays of two dimensions and `StreamingMatrix`).
 
-    **Formal guarantees.** Bounds are for the strategy returned. It has the entries of an array exactly, whatever its
-    precision. If the source is C⁻¹, no entry of the strategy is smaller than the absolute value of the entry of the
-    exact inverse of the numbers given: a proved bound on the error of the inversion is added
+    **Formal guarantees.** Upper bounds hold for the mechanism that runs. The strategy returned has the entries of an
+    array exactly, whatever its precision. If the source is C⁻¹, no entry of the strategy is smaller than the absolute
+    value of the entry of the exact inverse of the numbers given: a proved bound on the error of the inversion is added
     (docs/theory/floating-point.md, "The matrix that runs"). A `StreamingMatrix` stands for the matrix that it gives in
-    double precision. If the entries of a diagonal agree to about 10⁻⁴, their largest is taken, which can only raise a
-    bound. Negative entries are refused unless the error of the inversion or the precision of the source explains them;
-    then their absolute value counts.
+    double precision. If a Toeplitz matrix covers C and the sum of its entries is larger by 10⁻⁴ at most, it is taken,
+    which can only raise a bound. Negative entries are refused unless the error of the inversion or the precision of the
+    source explains them; then their absolute value counts. Lower bounds hold for the strategy returned, which may be
+    larger than the matrix that runs by what is said here.
     """
     if isinstance(source, Strategy):
         return source

@@ -14,6 +14,7 @@ from scipy.special import ndtr
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.numerics import UNIT, Array
 
+# Six-point Gauss–Legendre on [0, 1], and how wide its panels are (docs/theory/lattice.md, "Weights").
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(6)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.75
@@ -79,7 +80,7 @@ def cell_weights(s: float, step: float, first: int, last: int) -> tuple[Array, A
 
 
 def _relative_error(z: Array, root: float) -> Array:
-    """Of a normal density, tail or panel between the z (tails: `ndtr` is good to 5·10⁻¹⁴)."""
+    """Of a normal density, tail or panel between the z (that of `ndtr` is in docs/theory/floating-point.md)."""
     return np.asarray(2e-13 + 16 * UNIT * (np.abs(z) + root + 1) ** 2)
 
 
