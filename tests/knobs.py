@@ -76,14 +76,20 @@ FACTORS = (0.4, 2.5)
 
 
 def perturbed(tuning: Any) -> Iterator[tuple[str, Any]]:
-    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed."""
+    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed.
+
+    A knob that is None, which leaves a choice to the code, stays.
+    """
     for field in dataclasses.fields(tuning):
-        for factor in FACTORS:
-            value = _scaled(getattr(tuning, field.name), factor)
-            yield f"{field.name}={value}", dataclasses.replace(tuning, **{field.name: value})
+        value = getattr(tuning, field.name)
+        for factor in FACTORS if value is not None else ():
+            other = _scaled(value, factor)
+            yield f"{field.name}={other}", dataclasses.replace(tuning, **{field.name: other})
 
 
 def _scaled(value: Any, factor: float) -> Any:
     if isinstance(value, bool):
         return not value
-    return tuple(_scaled(item, factor) for item in value) if isinstance(value, tuple) else _times(value, factor)
+    if isinstance(value, tuple):
+        return tuple(_scaled(item, factor) for item in value)
+    return max(1, round(value * factor)) if isinstance(value, int) else value * factor
