@@ -1,4 +1,8 @@
-"""Inner loops of the chain accountant: products of tabulated transforms, interpolated linearly between table rows."""
+"""Inner loops of the chain accountant: products of tabulated transforms, interpolated linearly between table rows.
+
+Real parts below `floor`, which is −∞ for a complex frequency, are raised to it: at a real frequency all numbers are
+positive, and those that would underflow become larger instead. A NaN stays one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from numba import njit
 
 # Sums are of two terms: contraction changes their rounding, never its bound.
 @njit(cache=True, nogil=True, fastmath={"contract"})
-def multiply_terms(values: np.ndarray, table: np.ndarray, row: np.ndarray, share: np.ndarray) -> None:
+def multiply_terms(
+    values: np.ndarray, table: np.ndarray, row: np.ndarray, share: np.ndarray, floor: np.ndarray
+) -> None:
     """values[j, :] *= (1 − share[j])·table[row[j], :] + share[j]·table[row[j] + 1, :], complex, in place.
 
-    The middle axis of `values` and `table` holds the real and the imaginary parts.
+    The middle axis of `values` and `table` holds the real and the imaginary parts; `floor` is by frequency.
     """
     width = values.shape[2]
     for j in range(values.shape[0]):
@@ -20,13 +26,20 @@ def multiply_terms(values: np.ndarray, table: np.ndarray, row: np.ndarray, share
             real = (1.0 - t) * table[i, 0, k] + t * table[i + 1, 0, k]
             imaginary = (1.0 - t) * table[i, 1, k] + t * table[i + 1, 1, k]
             old_real, old_imaginary = values[j, 0, k], values[j, 1, k]
-            values[j, 0, k] = old_real * real - old_imaginary * imaginary
+            product = old_real * real - old_imaginary * imaginary
+            values[j, 0, k] = floor[k] if product < floor[k] else product
             values[j, 1, k] = old_real * imaginary + old_imaginary * real
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
 def block_transforms(
-    tables: np.ndarray, kinds: np.ndarray, rows: np.ndarray, shares: np.ndarray, weights: np.ndarray, out: np.ndarray
+    tables: np.ndarray,
+    kinds: np.ndarray,
+    rows: np.ndarray,
+    shares: np.ndarray,
+    weights: np.ndarray,
+    floor: np.ndarray,
+    out: np.ndarray,
 ) -> None:
     """out[j, :] = Σ_q weights[q]·Π_i term(i, j, q), where each term is a table row interpolated as above.
 
@@ -48,7 +61,8 @@ def block_transforms(
                     a = (1.0 - t) * tables[kind, row, 0, k] + t * tables[kind, row + 1, 0, k]
                     c = (1.0 - t) * tables[kind, row, 1, k] + t * tables[kind, row + 1, 1, k]
                     old = real[k]
-                    real[k] = old * a - imaginary[k] * c
+                    product = old * a - imaginary[k] * c
+                    real[k] = floor[k] if product < floor[k] else product
                     imaginary[k] = old * c + imaginary[k] * a
             for k in range(width):
                 out[j, 0, k] += real[k]
@@ -56,7 +70,7 @@ def block_transforms(
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
-def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+def _product(a: np.ndarray, b: np.ndarray, floor: float, out: np.ndarray) -> None:
     """out = a·b, complex; the first axis holds the real and the imaginary parts."""
     n = a.shape[1]
     for i in range(n):
@@ -68,10 +82,13 @@ def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
             for j in range(n):
                 out[0, i, j] += real * b[0, k, j] - imaginary * b[1, k, j]
                 out[1, i, j] += real * b[1, k, j] + imaginary * b[0, k, j]
+        for j in range(n):
+            if out[0, i, j] < floor:
+                out[0, i, j] = floor
 
 
 @njit(cache=True, nogil=True)
-def trace_of_power(matrix: np.ndarray, exponent: int) -> complex:
+def trace_of_power(matrix: np.ndarray, exponent: int, floor: float) -> complex:
     """Tr(matrix^exponent) by squaring; the first axis holds the real and the imaginary parts. Overwrites `matrix`."""
     n = matrix.shape[1]
     square, spare = matrix, np.empty_like(matrix)
@@ -80,9 +97,9 @@ def trace_of_power(matrix: np.ndarray, exponent: int) -> complex:
         result[0, i, i] = 1.0
     while exponent > 1:
         if exponent & 1:
-            _product(result, square, spare)
+            _product(result, square, floor, spare)
             result, spare = spare, result
-        _product(square, square, spare)
+        _product(square, square, floor, spare)
         square, spare = spare, square
         exponent >>= 1
     real, imaginary = 0.0, 0.0
@@ -90,4 +107,4 @@ def trace_of_power(matrix: np.ndarray, exponent: int) -> complex:
         for j in range(n):
             real += result[0, i, j] * square[0, j, i] - result[1, i, j] * square[1, j, i]
             imaginary += result[0, i, j] * square[1, j, i] + result[1, i, j] * square[0, j, i]
-    return complex(real, imaginary)
+    return complex(floor if real < floor else real, imaginary)

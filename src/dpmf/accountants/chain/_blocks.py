@@ -13,7 +13,7 @@ import numpy as np
 
 from dpmf import budget
 from dpmf.accountants.chain._lines import Walk, chain_covariance, chain_spacing, in_chunks
-from dpmf.accountants.chain._spreads import Band, Option, Resolution, Transition, classes_of
+from dpmf.accountants.chain._spreads import Band, Option, Resolution, Transition, classes_of, floors
 from dpmf.kernels.chain import block_transforms, trace_of_power
 from dpmf.numerics import UNIT, Array
 
@@ -40,23 +40,26 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-def _product_of_blocks(matrices: Array, weights: Array, blocks: int, closed: bool) -> np.ndarray:
+def _product_of_blocks(matrices: Array, weights: Array, floor: Array, blocks: int, closed: bool) -> np.ndarray:
     """The transform of all blocks from that of one.
 
     Args:
       matrices: a block's transform, left separator × right separator × (real, imaginary) × frequency.
       weights: of the separators' nodes.
+      floor: what real parts are raised to, by frequency.
       blocks: how many blocks there are.
       closed: whether they form a ring (the trace of a power) or a line (the sum of the entries of the power).
     """
     matrices = matrices * weights[:, None, None]  # of the right separator
     if closed:
-        powers = [trace_of_power(np.ascontiguousarray(m), blocks) for m in matrices.transpose(3, 2, 0, 1)]
+        each = zip(matrices.transpose(3, 2, 0, 1), floor.tolist(), strict=True)
+        powers = [trace_of_power(np.ascontiguousarray(m), blocks, least) for m, least in each]
         return np.array(powers, dtype=np.complex128)
     steps = np.moveaxis(matrices[:, :, 0] + 1j * matrices[:, :, 1], 2, 0)
     product = np.ones(steps.shape[:2], dtype=np.complex128)
     for _ in range(blocks):
         product = np.einsum("sac,sc->sa", steps, product)
+        np.maximum(product.real, floor[:, None], out=product.real)
     return np.asarray(product @ weights)
 
 
@@ -155,11 +158,11 @@ class SeparatorLaw:
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         nodes = len(self._outer.nodes)
-        flat = np.empty((nodes * nodes, 2, len(s)))
+        floor, flat = floors(s), np.empty((nodes * nodes, 2, len(s)))
         tables = self._table.transforms(s)
-        block_transforms(tables, self._kinds, self._rows, self._shares, self._inner.weights, flat)
+        block_transforms(tables, self._kinds, self._rows, self._shares, self._inner.weights, floor, flat)
         matrices = flat.reshape(nodes, nodes, 2, len(s))
-        return _product_of_blocks(matrices, self._outer.weights, self._model.blocks, self._model.closed)
+        return _product_of_blocks(matrices, self._outer.weights, floor, self._model.blocks, self._model.closed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,9 +283,9 @@ class RenewalLaw:
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         separators = len(self._outer.nodes)
-        tables = self._walk.table.transforms(s)
+        tables, floor = self._walk.table.transforms(s), floors(s)
         matrices = np.empty((separators, separators, 2, len(s)))
         for part in self._walk.parts(len(s)):
-            found = self._arrival.apply(self._walk.backward(tables, part))
+            found = self._arrival.apply(self._walk.backward(tables, floor, part))
             matrices[:, part] = np.moveaxis(found, 0, 1).reshape(separators, -1, 2, len(s))
-        return _product_of_blocks(matrices, self._outer.weights, self._model.blocks, self._model.closed)
+        return _product_of_blocks(matrices, self._outer.weights, floor, self._model.blocks, self._model.closed)

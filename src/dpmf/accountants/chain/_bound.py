@@ -342,4 +342,4 @@ def _slip(model: Model, epsilon: float) -> float:
     See "Positions" in docs/theory/floating-point.md, section "The chain".
     """
     largest = float(model.variances().max())
-    return 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest)) * (1 + model.size / 16)
+    return 64 * UNIT * (8 + largest + epsilon + 40 * math.sqrt(largest))

@@ -46,7 +46,7 @@ class _Tuning:
       improvement: a plan that improves the value by less than this part is the last one, if it is not noisy.
       quiet: the part of a value up to which rounding errors do not ask for another plan.
       aliases: the number of known terms that are subtracted.
-      slopes: tilts, in units of θ, from which a bound on M'(θ) is taken.
+      slopes: differences θ' − θ, in units of θ, that are tried in a bound on E|T − K|e^(θ(T−K)).
     """
 
     pilot_points: int = 28
@@ -176,7 +176,7 @@ class _Contour:
         exponent = (0.5 * eta**2 * s**2)[:, None] + sign * s[:, None] * gap
         weight = multiplicity[:, None] * np.exp(exponent) / (s**2)[:, None]
         terms = (moments[:, None] * weight).real
-        if not np.all(np.isfinite(terms)):
+        if not np.all(np.isfinite(terms)) or rounding > 0.01:
             return np.full(len(gap), math.nan), np.full(len(gap), math.nan)
         size = np.abs(s)
         moment = float(moments[0].real) * (1 + 2 * rounding)
@@ -246,8 +246,7 @@ def invert_tilted(law: Law, strikes: Array, near: float, *, loss: float, most: i
     **Formal guarantees.** See the top of this module: any θ, L and η give an upper bound; for another strike, M is
     multiplied by e^(±s·gap). Their choice, from M on the real axis, decides how tight the bound is, never whether it
     holds. Rounding: docs/theory/floating-point.md, with
-    E|x|e^(θx) ≤ (M(θ') − M(θ))/(θ' − θ) + 2M(θ")/(e(θ − θ")), x = ±(T − K), for all θ" < θ < θ': M is convex, so the
-    first part bounds E x·e^(θx), and −x·e^(θx) ≤ e^(θ"x)/(e(θ − θ")) for x ≤ 0.
+    E|x|e^(θx) ≤ (M(θ')/(θ' − θ) + M(θ")/(θ − θ"))/e, x = ±(T − K), for all θ" < θ < θ'.
     """
     sign, strike = law.option.sign, law.option.strike
     gap = strike - strikes
@@ -284,11 +283,9 @@ def invert_tilted(law: Law, strikes: Array, near: float, *, loss: float, most: i
         count = contour.frequencies(eta, allowed)
     moments = law.transform(sign * contour.points(0, count))
     with np.errstate(over="ignore"):
-        ahead = np.expm1(real[best + 1 :] - real[best]) / (thetas[best + 1 :] - contour.theta)
-    behind = 2 * np.exp(real[:best] - real[best]) / (math.e * (contour.theta - thetas[:best]))
-    deviation = max(float(ahead.min()), 0.0) + float(behind.min()) + 1e-6 / contour.theta + 2 * strike
-    deviation *= 1.01 * float(moments[0].real)
-    values, noise = contour.total(moments, sign, eta, gap, law.rounding, deviation)
+        others = np.exp(np.delete(real, best)) / (math.e * np.abs(np.delete(thetas, best) - contour.theta))
+    deviation = float(others[:best].min() + others[best:].min()) + 2 * strike * float(moments[0].real)
+    values, noise = contour.total(moments, sign, eta, gap, law.rounding, 1.01 * deviation)
     return [
         Inversion(value, contour.theta, count, error) if math.isfinite(value) and value > 0 else None
         for value, error in zip(values.tolist(), noise.tolist(), strict=True)
@@ -411,19 +408,20 @@ def invert_calls(
 
     **Formal guarantees.** As for `invert_tilted`. With a period L ≥ K the calls at strikes K − mL ≤ 0, m ≥ 1, are
     E(T − K) + mL·E1 (1 stands for the measure's mass) because T ≥ 0; smoothing can only raise them (Jensen), so they
-    are subtracted. Terms with m ≥ 1 stay. E|T − K|e^(θ(T−K)) ≤ M'(θ) + 2·E1/(eθ), and M'(θ) ≤ (M(θ') − M(θ))/(θ' − θ)
-    for θ' > θ because M is convex. The choice of θ and L is a matter of tightness.
+    are subtracted. Terms with m ≥ 1 stay. E|T − K|e^(θ(T−K)) ≤ (M(θ')/(θ' − θ) + E1/θ)/e for θ' > θ. The choice of θ
+    and L is a matter of tightness.
     """
     untilted = _Untilted(law, strikes, loss, most)
     best: list[Inversion | None] = [None] * len(strikes)
     for chosen in _TUNING.call_plans if plan is None else (plan,):
         period = (1 + chosen[0]) * law.option.strike
         contour = _Contour.of(chosen[1] / period, period)
-        slope = _slope(law, contour.theta)
-        if slope is None:
+        steps = contour.theta * np.array(_TUNING.slopes)
+        ahead = np.exp(log_moments(law, contour.theta + steps)) / steps
+        ahead = ahead[np.isfinite(ahead)]
+        if len(ahead) == 0:
             continue
-        others = slope + 2 * untilted.mass / (math.e * contour.theta)
-        found = untilted.refine(contour, 1, 2.0, others)
+        found = untilted.refine(contour, 1, 2.0, (float(ahead.min()) + untilted.mass / contour.theta) / math.e)
         if found is None:
             return best
         improved, quiet = False, True
@@ -436,15 +434,3 @@ def invert_calls(
         if quiet and not improved:
             break
     return best
-
-
-def _slope(law: Law, theta: float) -> float | None:
-    """A bound on M'(θ) = E(T − K)e^(θ(T−K)) that is not negative; None where it is out of range."""
-    thetas = theta * (1 + np.array((0.0, *_TUNING.slopes)))
-    logs = log_moments(law, thetas)
-    if not math.isfinite(logs[0]):
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
-        slopes = np.exp(logs[0]) * np.expm1(logs[1:] - logs[0]) / (thetas[1:] - theta)
-    slopes = slopes[np.isfinite(slopes)]
-    return max(0.0, float(slopes.min())) + 1e-6 * float(np.exp(logs[0])) / theta if len(slopes) else None

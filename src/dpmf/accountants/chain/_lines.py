@@ -23,6 +23,7 @@ from dpmf.accountants.chain._spreads import (
     Spread,
     Transition,
     classes_of,
+    floors,
     narrow,
 )
 from dpmf.kernels.chain import multiply_terms
@@ -209,11 +210,12 @@ class Walk:
         count = len(self._static.nodes)
         return (slice(begin, min(begin + some, count)) for begin in range(0, count, some))
 
-    def backward(self, tables: Array, part: slice) -> Array:
+    def backward(self, tables: Array, floor: Array, part: slice) -> Array:
         """Π of all terms, averaged over the chain given its first state and the static factor.
 
         Args:
           tables: the table's transforms, for some frequencies.
+          floor: what real parts are raised to, by frequency.
           part: nodes of the static factor.
 
         Returns:
@@ -224,7 +226,7 @@ class Walk:
         values[:, 0] = 1.0
         for i in range(len(self._kinds) - 1, -1, -1):
             rows, shares = self._rows[i, part].ravel(), self._shares[i, part].ravel()
-            multiply_terms(values, tables[self._kinds[i]], rows, shares)
+            multiply_terms(values, tables[self._kinds[i]], rows, shares, floor)
             if i > 0 and (band := self._bands[self._step_kinds[i - 1]]) is not None:
                 values = band.apply(values.reshape(count, nodes, 2 * width)).reshape(values.shape)
         return values.reshape(count, nodes, 2 * width)
@@ -307,10 +309,10 @@ class LineLaw:
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         tables = self._walk.table.transforms(s)
-        total = np.zeros(2 * len(s))
+        floor, total = floors(s), np.zeros(2 * len(s))
         for part in self._walk.parts(len(s)):
             weights = np.outer(self._static.weights[part], self._start).ravel()
-            total += weights @ self._walk.backward(tables, part).reshape(len(weights), -1)
+            total += weights @ self._walk.backward(tables, floor, part).reshape(len(weights), -1)
         return np.asarray(total[: len(s)] + 1j * total[len(s) :])
 
 
@@ -372,7 +374,8 @@ class StationaryLaw:
         step = resolution.chain * max(math.sqrt((1 - correlation) * (1 + correlation)), _TUNING.stationary_step)
         least = option.span(deviation, n) / _TUNING.stationary_nodes
         start = option.spread(deviation, max(min(_TUNING.widest_step, step), least), n)
-        self._start, nodes = start.weights, start.nodes
+        self._start, self.nodes = start.weights, start.nodes
+        nodes = start.nodes
         chain = Transition.of(nodes, nodes, correlation, deviation, sign) if deviation > 0 else Transition.trivial()
         self._matrix = chain.matrix
         y = load * static.nodes[:, None] + deviation * nodes - (load**2 + model.smooth) / 2
@@ -399,13 +402,14 @@ class StationaryLaw:
     def _transform(self, s: np.ndarray) -> np.ndarray:
         table = self._table.transforms(s)[0]
         table = table[:, 0] + 1j * table[:, 1]
+        floor = floors(s)[:, None, None]
         total = np.zeros(len(s), dtype=np.complex128)
         for weight, rows, shares in zip(self._static.weights, self._rows, self._shares, strict=True):
             terms = ((1 - shares)[:, None] * table[rows] + shares[:, None] * table[rows + 1]).T
-            total += weight * ((self._start * terms)[:, None, :] @ self._powered(terms))[:, 0, 0]
+            total += weight * ((self._start * terms)[:, None, :] @ self._powered(terms, floor))[:, 0, 0]
         return total
 
-    def _powered(self, terms: np.ndarray) -> np.ndarray:
+    def _powered(self, terms: np.ndarray, floor: Array) -> np.ndarray:
         """(P·diag(terms))^(n−1)·1 for every frequency, by squaring."""
         exponent = self.option.terms - 1
         result = np.ones((*terms.shape, 1), dtype=np.complex128)
@@ -413,9 +417,11 @@ class StationaryLaw:
         while exponent:
             if exponent & 1:
                 result = square @ result
+                np.maximum(result.real, floor, out=result.real)
             exponent >>= 1
             if exponent:
                 square = square @ square
+                np.maximum(square.real, floor, out=square.real)
         return result
 
 

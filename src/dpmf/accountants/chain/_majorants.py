@@ -138,7 +138,7 @@ def _screened(found: list[Candidate], gram: Array, emphasis: float) -> list[Cand
 def raised(model: LineModel, gram: Array) -> LineModel:
     """The model with its covariance raised above G: by a factor on its smooth part or by a constant.
 
-    **Formal guarantees.** covariance ≥ G·(1 + 10⁻¹⁰) entrywise, computed from the very numbers that are returned. A
+    **Formal guarantees.** covariance ≥ G·(1 + 10⁻¹⁰/2) entrywise, computed from the very numbers that are returned. A
     constant τ enters through the loads, √(λ_i² + τ), whose products are at least λ_iλ_j + τ (Cauchy–Schwarz).
     """
     smooth = LineModel(model.loads, model.deviations, model.correlations, np.zeros(model.size))
@@ -163,7 +163,7 @@ def raised(model: LineModel, gram: Array) -> LineModel:
         short = float((target - done.covariance()).max())
         if short > 0:  # rounding only
             done = LineModel(np.sqrt(done.loads**2 + 2 * short), done.deviations, done.correlations, done.nuggets)
-        if np.all(done.covariance() >= gram):
+        if np.all(done.covariance() >= gram * (1 + 0.5 * MARGIN)):
             finished.append(done)
     return min(finished, key=lambda done: float(done.covariance().sum()))
 

@@ -24,6 +24,7 @@ _PANEL = 0.5  # largest width of a panel of the quadrature, in deviations
 _FARTHEST = 13.0  # deviations from the mean beyond which a weight is below the floor
 _WEIGHT_ERROR = 1e-12  # relative error of the quadrature and of `ndtr`
 _WEIGHT_FLOOR = 1e-34  # bound on weights where the quadrature's relative error is not under control
+_SMALLEST = 1e-290  # at real tilts, smaller numbers are raised to this (docs/theory/floating-point.md, "The chain")
 _NODE_BITS = 24  # significant bits of spacings, so that multiples of them are exact
 
 
@@ -94,6 +95,11 @@ def few_bits(value: float) -> float:
     """A positive number rounded down to so few significant bits that its small multiples are exact."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.floor(math.ldexp(mantissa, _NODE_BITS)), exponent - _NODE_BITS)
+
+
+def floors(s: np.ndarray) -> Array:
+    """For each frequency the number that real parts are raised to: at real frequencies all terms are positive."""
+    return np.where(s.imag == 0, _SMALLEST, -np.inf)
 
 
 def narrow(deviations: Array, spacing: float) -> np.ndarray:
@@ -362,6 +368,7 @@ class TermTable:
             rows[:, 1] += left * zero.imag
             out[kind, 1:] = rows
             out[kind, 0, 0], out[kind, 0, 1] = zero.real, zero.imag
+        np.maximum(out[:, :, 0], floors(s), out=out[:, :, 0])
         return out
 
 

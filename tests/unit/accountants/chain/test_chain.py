@@ -84,19 +84,20 @@ def test_kernels_against_numpy():
     kinds, weights = np.array([0, 1, 0]), rng.uniform(size=2)
     term = (1 - shares[..., None]) * as_complex[kinds, rows] + shares[..., None] * as_complex[kinds, rows + 1]
     out = np.empty((4, 2, 3))
-    block_transforms(table, kinds, rows, shares, weights, out)
+    no_floor = np.full(3, -np.inf)
+    block_transforms(table, kinds, rows, shares, weights, no_floor, out)
     expected = np.einsum("q,jqk->jk", weights, term.prod(axis=2))
     np.testing.assert_allclose(out[:, 0] + 1j * out[:, 1], expected, rtol=1e-12)
 
     values = rng.normal(size=(4, 2, 3))
     before = values[:, 0] + 1j * values[:, 1]
-    multiply_terms(values, table[0], rows[:, 0, 0].copy(), shares[:, 0, 0].copy())
+    multiply_terms(values, table[0], rows[:, 0, 0].copy(), shares[:, 0, 0].copy(), no_floor)
     np.testing.assert_allclose(values[:, 0] + 1j * values[:, 1], before * term[:, 0, 0], rtol=1e-12)
 
     for exponent in (1, 2, 3, 7, 20):
         matrix = rng.normal(size=(2, 5, 5)) / 3
         expected = np.trace(np.linalg.matrix_power(matrix[0] + 1j * matrix[1], exponent))
-        assert trace_of_power(matrix.copy(), exponent) == pytest.approx(expected, rel=1e-10)
+        assert trace_of_power(matrix.copy(), exponent, -math.inf) == pytest.approx(expected, rel=1e-10)
 
 
 def test_table_of_terms_is_mean_preserving():
