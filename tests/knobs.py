@@ -80,11 +80,11 @@ def perturbed(tuning: Any) -> Iterator[tuple[str, Any]]:
 
     A knob that is None, which leaves a choice to the code, stays.
     """
-    for field in fields(tuning):
+    for field in dataclasses.fields(tuning):
         value = getattr(tuning, field.name)
         for factor in FACTORS if value is not None else ():
             changed = _scaled(value, factor)
-            yield f"{field.name}={changed}", replace(tuning, **{field.name: changed})
+            yield f"{field.name}={changed}", dataclasses.replace(tuning, **{field.name: changed})
 
 
 def _scaled(value: Any, factor: float) -> Any:
