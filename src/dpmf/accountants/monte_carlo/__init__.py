@@ -26,6 +26,7 @@ from dpmf import budget, validation
 from dpmf.accountants.monte_carlo._sampling import BACKENDS, Backend, Draws, LossSampler, Plan
 from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound
 from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
+from dpmf.formatting import given, lower, upper
 from dpmf.mechanism import Mechanism
 
 _MOST_SAMPLES = 10**10  # this many samples already take hours
@@ -51,7 +52,7 @@ _TUNING = _Tuning()
 
 
 def _describe(kind: str, failure_probability: float | None) -> str:
-    return kind if failure_probability is None else f"{kind}, fails with probability {failure_probability:g}"
+    return kind if failure_probability is None else f"{kind}, fails with probability {given(failure_probability)}"
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ class MonteCarloEstimate:
         low, high = self.interval
         p = self.failure_probability
         return (
-            f"δ({self.epsilon:.6g}) {'≈' if p is None else '≤'} {self.value:.4g} at noise multiplier "
-            f"{self.noise_multiplier:.6g}: {_describe(self.kind, p)}, standard error {self.standard_error:.2g}, "
-            f"{_CONFIDENCE:.0%} interval [{low:.4g}, {high:.4g}] "
+            f"δ({given(self.epsilon)}) {'≈' if p is None else '≤'} {upper(self.value, 4)} at noise multiplier "
+            f"{given(self.noise_multiplier)}: {_describe(self.kind, p)}, standard error {self.standard_error:.2g}, "
+            f"{_CONFIDENCE:.0%} interval [{lower(low, 4)}, {upper(high, 4)}] "
             f"[monte-carlo, {self.direction}, {self.samples} samples, seed {self.seed}]"
         )
 
