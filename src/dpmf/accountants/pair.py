@@ -41,7 +41,8 @@ def pair_of(
         parts = tuple(part for part in parts if part.name != "conditional")
     quick = Least(prepared.name, mechanism, [part for part in parts if part.name in _QUICK])
     bounds = Least(prepared.name, mechanism, parts).bounds()
-    profiles, largest = {}, {}
+    profiles: dict[str, Profile] = {}
+    largest: dict[str, float] = {}
     for direction in DIRECTIONS:
         short = quick if quick.parts else Gaussian().prepare(mechanism)
         largest[direction] = short.epsilon(noise_multiplier, TUNING.tail, direction).value
