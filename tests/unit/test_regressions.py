@@ -14,8 +14,8 @@ import pytest
 import dpmf
 from dpmf.accountants import Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
 from dpmf.accountants.chain._laws import LineModel, Resolution
-from dpmf.accountants.lattice._lognormal_sum import _Lattice
-from dpmf.accountants.lattice._tilt import TiltedMoments
+from dpmf.accountants.lattice._grid import TiltedMoments
+from dpmf.accountants.lattice.lognormal_sum import _FourierError
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.lower_bounds._families import LowerBounds
 from soundness.problems import signal_to_noise
@@ -211,7 +211,7 @@ def test_the_allowance_for_rounding_counts(sigma, epsilon, direction, monkeypatc
         )
 
     above, below = bounds()
-    monkeypatch.setattr(_Lattice, "_rounding", lambda *_: 1e-6)
+    monkeypatch.setattr(_FourierError, "of_factors", lambda *_: 1e-6)
     looser, lower = bounds()
     assert looser > above * (1 + 1e-9)
     assert lower < below * (1 - 1e-9)

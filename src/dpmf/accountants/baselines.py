@@ -1,8 +1,8 @@
 """DP-SGD accountants by others, for comparison: random-allocation (2025) and PLD-accounting (2026).
 
-Both cover independent noise only: a diagonal Gram matrix. k epochs of the same bins with noise σ are one epoch with
-σ/√k; where the last epoch is cut off, the largest diagonal entry stands for all (Gram matrices that are entrywise
-larger dominate). They are optional, and never part of `best`.
+Both cover independent noise only, that is a diagonal Gram matrix. k epochs of the same bins with noise σ are equivalent
+to one epoch with σ/√k. Where the last epoch is cut off, every diagonal entry is replaced by the largest one (Gram
+matrices that are entrywise larger dominate). The packages are optional, and never part of `best`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Baseline(PreparedAccountant):
     """A peer's bound for b steps of the Gaussian mechanism with one participation."""
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
-        gram = mechanism.gram
-        if np.count_nonzero(gram - np.diag(np.diagonal(gram))):
+        gram = mechanism.gram_upper()
+        if np.count_nonzero(gram) > np.count_nonzero(np.diagonal(gram)):
             raise ValueError(f"accountant {name} covers uncorrelated noise only, not {mechanism.strategy.name}")
         self.name = name
         self.mechanism = mechanism
@@ -67,7 +67,8 @@ class _Peer(Accountant):
 class RandomAllocation(_Peer):
     """Feldman & Shenfeld (2025): the best of the bounds in the random-allocation package.
 
-    `max_order`: the largest Rényi order given to it; its time grows exponentially with it.
+    Attributes:
+      max_order: the largest Rényi order given to it; its time grows exponentially with it.
     """
 
     name: ClassVar[str] = "random-allocation"
@@ -112,7 +113,8 @@ class _PreparedRandomAllocation(_Baseline):
 class PLDAccounting(_Peer):
     """Shenfeld & Feldman (2026): the privacy-loss distribution of random allocation, by the PLD-accounting package.
 
-    `loss_discretization`: its grid of losses; smaller is tighter and slower.
+    Attributes:
+      loss_discretization: the step of its grid of losses; a smaller one is tighter and slower.
     """
 
     name: ClassVar[str] = "pld-accounting"
@@ -126,8 +128,8 @@ class PLDAccounting(_Peer):
             validation.positive("loss_discretization", self.loss_discretization)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
-        """**Formal guarantees.** Those of PLD-accounting's dominating distribution. It is read for both directions at
-        once, so that what is reported for one direction bounds the other too."""
+        """**Formal guarantees.** Those of PLD-accounting's dominating distribution. It covers both directions at once,
+        so that what is reported for one direction bounds the other too."""
         return _PreparedPLDAccounting(mechanism, self.loss_discretization)
 
 

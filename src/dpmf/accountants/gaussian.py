@@ -1,8 +1,8 @@
 """Two closed forms: no amplification (remove), and the geometric mean (add).
 
-Remove: max G on every entry dominates G, and leaves the Gaussian mechanism of sensitivity √max G. Add: the mean A of
-the a_i is at least their geometric mean, whose logarithm is Gaussian, so δ(ε) = E(1 − e^ε·A)_+ has a closed bound. It
-is never looser than a Rényi conversion of the same inequality.
+Remove: the matrix with max G in every entry dominates G and is the Gram matrix of the Gaussian mechanism with
+sensitivity √max G. Add: the mean A of the a_i is at least their geometric mean, whose logarithm is Gaussian, so that
+δ(ε) = E(1 − e^ε·A)_+ has a bound in closed form. It is never looser than a Rényi conversion of the same inequality.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ class Gaussian(Accountant):
     rests_on: ClassVar[str] = "Kahane's inequality (remove); arithmetic and geometric means (add); closed forms"
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
-        """**Formal guarantees.** Remove rests on Gram domination (Kahane's inequality), add on the inequality of
-        arithmetic and geometric means, pointwise. G is raised by its rounding error. The mean of the loss is raised by
-        three times as much as its variance: δ grows with the variance only if the mean grows along (see
-        `gaussian_loss_delta`), and the mean is at least half the variance. The closed forms are rounded up."""
+        """Sum up the Gram matrix, which is not made for Toeplitz strategies.
+
+        **Formal guarantees.** Remove rests on Gram domination (Kahane's inequality), add on the inequality of
+        arithmetic and geometric means, pointwise. G is raised by its rounding error, and with it what σ is divided
+        into. The mean of the loss is raised by three times as much as its variance: δ grows with the variance only if
+        the mean grows by at least half as much (see `gaussian_loss_delta`), and the mean is at least half the
+        variance. The closed forms are rounded up.
+        """
         return _PreparedGaussian(mechanism)
 
 
@@ -51,8 +55,8 @@ class _PreparedGaussian(PreparedAccountant):
     ) -> Evaluation:
         if direction == "remove":
             return Evaluation(gaussian_delta(self._sensitivity / noise_multiplier, epsilon))
-        square = noise_multiplier**2
-        return Evaluation(gaussian_loss_delta(self._mean / square, self._variance / square, epsilon))
+        mean, variance = (min(v / noise_multiplier / noise_multiplier, 1e300) for v in (self._mean, self._variance))
+        return Evaluation(gaussian_loss_delta(mean, variance, epsilon))
 
     def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof:
         """What it takes to check the bound without dpmf."""

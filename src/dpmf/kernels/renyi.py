@@ -13,26 +13,34 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-# A sum that underflows is raised to the first, a weighted state to the second: both far below anything that matters in
-# the scale above, both far enough above 2⁻¹⁰²² that the lost digits of what is summed do not matter either.
-_LEAST_SUM = 1e-280
-_LEAST_STATE = 1e-290
+# Sums that underflow are raised to the first, weighted states to the second. Both are far below all that matters in the
+# scale above, and far enough above 2⁻¹⁰²² for what is summed to be accurate (floating-point.md, "Rényi moments").
+LEAST_SUM = 1e-280
+LEAST_STATE = 1e-290
 
 
 @njit(cache=True)
-def log_convolve(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """out[m] = log Σ_t exp(left[t] + right[m−t])."""
+def log_convolve(
+    left: np.ndarray, left_error: np.ndarray, right: np.ndarray, right_error: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """out[m] = log Σ_t exp(left[t] + right[m−t]), and a bound on its error from those of the two sides.
+
+    left[0] = right[0] = 0 are exact. A logarithm of a sum of exponentials moves by at most the largest change of an
+    exponent; the rounding errors of the sum itself are derived in docs/theory/floating-point.md, "Rényi moments".
+    """
     n = len(left)
-    out = np.empty(n)
-    for m in range(n):
-        largest = -np.inf
+    out, error = np.zeros(n), np.zeros(n)
+    for m in range(1, n):
+        largest, inherited = -np.inf, 0.0
         for t in range(m + 1):
             largest = max(largest, left[t] + right[m - t])
+            inherited = max(inherited, left_error[t] + right_error[m - t])
         total = 0.0
         for t in range(m + 1):
             total += np.exp(left[t] + right[m - t] - largest)
         out[m] = largest + np.log(total)
-    return out
+        error[m] = inherited * (1 + 2.0**-51) + 2.0**-52 * (abs(largest) + abs(out[m]) + 2 * m + 6)
+    return out, error
 
 
 @njit(cache=True, nogil=True)
@@ -96,9 +104,9 @@ def chain(
                     total = 0.0
                     for r in range(s + 1):
                         total += old[row + r] * far[s - r] * power[p - 1, r]
-                    value = max(total, _LEAST_SUM) * factor * binomial[inside + s + t, t]
+                    value = max(total, LEAST_SUM) * factor * binomial[inside + s + t, t]
                     moved = s + oldest
-                    new[target + moved * (moved + 1) // 2 + oldest] = max(value, _LEAST_STATE)
+                    new[target + moved * (moved + 1) // 2 + oldest] = max(value, LEAST_STATE)
         old, new = new, old
     out = np.zeros(most + 1)
     for middle in range(count):

@@ -18,8 +18,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from dpmf import budget
-from dpmf.accountants.lattice import grouped, independent_delta, uncorrelated_diagonal
-from dpmf.accountants.lattice._lognormal_sum import LognormalSum
+from dpmf.accountants.lattice import uncorrelated_diagonal
+from dpmf.accountants.lattice.lognormal_sum import LognormalSum, grouped
 from dpmf.accountants.protocol import Direction
 from dpmf.gram.sums import lower_sums
 from dpmf.loss.gaussian import gaussian_delta
@@ -192,7 +192,7 @@ class LowerBounds:
     def _independent(self, entries: Array, counts: np.ndarray, epsilon: float, direction: Direction) -> float:
         """δ(ε) of the uncorrelated pair, from below."""
         law = LognormalSum.make(entries, counts, side="lower", loss=_TUNING.loss, max_points=_TUNING.max_points)
-        found = independent_delta(law, epsilon, direction)
+        found = None if law is None else law.delta(epsilon, direction)
         return 0.0 if found is None else found.value
 
     def _with_shared(

@@ -1,8 +1,8 @@
-"""The lattice accountant: uncorrelated noise, both directions, tight to a fraction of a percent in milliseconds.
+"""The lattice accountant: uncorrelated noise, both directions, within a fraction of a percent, in milliseconds.
 
-With a diagonal Gram matrix the likelihood ratio A = 1/b Σ a_i is an average of independent log-normals of mean 1, and
-    remove: δ(ε) = E(A − e^ε)_+ = call(b·e^ε)/b,      add: δ(ε) = E(1 − e^ε·A)_+ = e^ε·put(b·e^(−ε))/b
-are options on their sum, computed on a lattice by FFT (`_lognormal_sum`).
+With a diagonal Gram matrix the likelihood ratio A = 1/b Σ a_i is an average of independent log-normal variables of mean
+1, and δ(ε) is an option on their sum: E(A − e^ε)_+ for remove, E(1 − e^ε·A)_+ for add. `lognormal_sum` bounds such
+options on a lattice, by FFT. The theory is in docs/theory/lattice.md.
 """
 
 from __future__ import annotations
@@ -14,20 +14,31 @@ from typing import ClassVar
 import numpy as np
 
 from dpmf import budget, validation
-from dpmf.accountants.lattice._lognormal_sum import LognormalSum, OptionValue
+from dpmf.accountants.lattice.lognormal_sum import LognormalSum, grouped
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.gram.means import folded_column
-from dpmf.loss.gaussian import Side, gaussian_delta
+from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
 from dpmf.strategies.base import ToeplitzStrategy
 
-_FEW_GROUPS = 8
-_MOST_GROUPS = {"upper": 64, "lower": 32}
-_CLOSE = 2e-4  # relative differences of variances below this are not worth a group (10⁻⁴ of σ)
-_LARGEST_EPSILON = 500.0
-_NEGLIGIBLE = 1e-100
-_FEWEST_POINTS, _BYTES_PER_POINT = 64, 400
+
+@dataclass(frozen=True)
+class _Tuning:
+    """Numbers that decide when a lattice is worth its time and memory. Any values give sound bounds.
+
+    Attributes:
+      negligible: below this δ the closed form without amplification answers.
+      fewest_points: a lattice with fewer nodes is useless.
+      bytes_per_point: how much memory a node takes.
+    """
+
+    negligible: float = 1e-100
+    fewest_points: int = 64
+    bytes_per_point: float = 400.0
+
+
+_TUNING = _Tuning()
 
 
 @dataclass(frozen=True)
@@ -48,16 +59,16 @@ class Lattice(Accountant):
 
     def __post_init__(self) -> None:
         validation.positive("discretisation_loss", self.discretisation_loss)
-        validation.integer("max_points", self.max_points, at_least=_FEWEST_POINTS, at_most=2**22)
+        validation.integer("max_points", self.max_points, at_least=64, at_most=2**22)
 
     def prepare(self, mechanism: Mechanism) -> PreparedAccountant:
         """Collect equal diagonal entries of the Gram matrix; a matrix that is not diagonal is refused.
 
         **Formal guarantees.** Bounds of the result are at least the true δ(ε) of the dominating pair. Entries are
         rounded up, by their rounding error and, where there are many different ones, to common values: entrywise larger
-        Gram matrices have a larger E f(A) for convex f (Kahane's inequality), in both directions. The
-        lattice bounds the rest (`LognormalSum.option`). The Gaussian mechanism of the largest entry (no amplification,
-        the same inequality) is a second bound, and the smaller of the two is returned; for b = 1 it is exact.
+        Gram matrices have a larger E f(A) for convex f (Kahane's inequality), in both directions. `LognormalSum` bounds
+        the rest. The Gaussian mechanism of the largest entry (no amplification, by the same inequality) is a second
+        bound, and the smaller of the two is returned; for b = 1 it is exact.
         """
         diagonal = uncorrelated_diagonal(mechanism)
         if diagonal is None:
@@ -81,21 +92,20 @@ class _PreparedLattice(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        variances = self._entries / noise_multiplier / noise_multiplier * (1 + 4 * UNIT)
         with np.errstate(over="ignore"):
-            plain = gaussian_delta(math.sqrt(min(float(variances.max()), 1e300)), epsilon)
-        if self._counts.sum() == 1 or plain <= _NEGLIGIBLE:
+            variances = self._entries / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
+        plain = gaussian_delta(math.sqrt(min(float(variances.max()), 1e300)) * (1 + 2 * UNIT), epsilon)
+        if self._counts.sum() == 1 or plain <= _TUNING.negligible:
             return Evaluation(plain, {"points": 0})
-        points = min(self._options.max_points, budget.fitting(_BYTES_PER_POINT))
-        law = None
-        if points < _FEWEST_POINTS:
+        affordable = budget.fitting(_TUNING.bytes_per_point)
+        points = int(min(self._options.max_points, affordable))
+        if points < _TUNING.fewest_points:
             budget.make_do()
-        else:
-            law = LognormalSum.make(
-                variances, self._counts, side="upper",
-                loss=self._options.discretisation_loss, max_points=int(points),
-            )  # fmt: skip
-        found = independent_delta(law, epsilon, direction)
+            return Evaluation(plain, {"points": 0})
+        law = LognormalSum.make(
+            variances, self._counts, side="upper", loss=self._options.discretisation_loss, max_points=points
+        )
+        found = None if law is None else law.delta(epsilon, direction)
         if found is not None and found.points > points / 2 and points < self._options.max_points:
             budget.make_do()
         if found is None or found.value >= plain:
@@ -103,25 +113,10 @@ class _PreparedLattice(PreparedAccountant):
         return Evaluation(found.value, {"points": found.points, "step": found.step, "tilt": found.tilt})
 
 
-def independent_delta(law: LognormalSum | None, epsilon: float, direction: Direction) -> OptionValue | None:
-    """δ(ε) of the average of the log-normals, bounded on the side of the law; None where the lattice cannot tell."""
-    if law is None or epsilon > _LARGEST_EPSILON:
-        return None
-    b, gamma = law.total + law.fixed, math.exp(epsilon)
-    # Moving the strike by its own rounding error keeps the side.
-    margin = 4 * UNIT * (1 + epsilon) * (1 if law.side == "upper" else -1)
-    if direction == "remove":
-        option, scale = law.option("call", gamma * b * (1 - margin)), (1 + margin) / b
-    else:
-        option, scale = law.option("put", b / gamma * (1 + margin)), gamma / b * (1 + margin)
-    return OptionValue(min(1.0, option.value * scale), option.step, option.points, option.tilt)
-
-
 def uncorrelated_diagonal(mechanism: Mechanism) -> Array | None:
-    """The diagonal of the mechanism's Gram matrix, or None where that is not diagonal.
+    """The diagonal of the mechanism's Gram matrix, or None where that matrix is not diagonal.
 
-    Where a Toeplitz strategy only reaches from one batch of a bin to the next, the b × b matrix is not made: any b will
-    do.
+    Where a Toeplitz strategy only links the batches of one bin, the b × b matrix is not made, so that b may be large.
     """
     strategy, batching = mechanism.strategy, mechanism.batching
     if isinstance(strategy, ToeplitzStrategy):
@@ -130,21 +125,8 @@ def uncorrelated_diagonal(mechanism: Mechanism) -> Array | None:
         visits = folded[::b]
         if np.count_nonzero(folded) > np.count_nonzero(visits):
             return None
-        # Bin i is cut off after the iterations i, i + b, ... below N.
+        # Bin i takes part in the iterations i, i + b, ... below N.
         return np.asarray(np.cumsum(visits**2)[(n - 1 - np.arange(b)) // b])
     gram = mechanism.gram
     diagonal = np.diagonal(gram)
     return diagonal.copy() if np.count_nonzero(gram) == np.count_nonzero(diagonal) else None
-
-
-def grouped(diagonal: Array, side: Side) -> tuple[Array, np.ndarray]:
-    """The distinct entries and how often each occurs; many are rounded to the sound side, in a few steps."""
-    entries, counts = np.unique(diagonal, return_counts=True)
-    if len(entries) <= _FEW_GROUPS:
-        return entries, counts
-    low, high = float(entries[0]), float(entries[-1])
-    width = max((high - low) / _MOST_GROUPS[side], _CLOSE * high)
-    place = np.minimum((entries - low) / width, _MOST_GROUPS[side] - 1).astype(np.int64)
-    begin = np.flatnonzero(np.diff(place, prepend=-1))
-    extreme = np.maximum if side == "upper" else np.minimum
-    return extreme.reduceat(entries, begin), np.add.reduceat(counts, begin)

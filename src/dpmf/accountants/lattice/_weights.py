@@ -14,6 +14,7 @@ from scipy.special import ndtr
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.numerics import UNIT, Array
 
+# Six-point Gauss–Legendre on [0, 1], and how wide its panels are (docs/theory/lattice.md, "Weights").
 _POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(6)
 _POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
 _PANEL = 0.75

@@ -1,60 +1,72 @@
 """Log-moments of the likelihood ratio under truncated Gram matrices: which kernel, which scale, what it costs.
 
-Every table bounds log E_Q[A^m], m = 0..order, from above for the Gram matrix it was made for, τ included:
-G ≤ G^(p) + τ gives E[A_G^m] ≤ e^(τ·m(m−1)/(2σ²)) · E[A_{G^(p)}^m].
+A Gram matrix is replaced by the entrywise larger G^(p) + τ, whose moments a table computes. The kernels are in
+`dpmf.kernels.renyi`, the theory is in docs/theory/renyi.md.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from scipy.special import gammaln
 
-from dpmf.gram.bands import BandedMajorant
+from dpmf.accountants.renyi.orders import LogSeries, MomentTable, log_factorials
+from dpmf.gram.bands import BandedMajorant, circulant_majorant, truncate
 from dpmf.kernels import announce_compilation
-from dpmf.numerics import Array
-
-# The scaled states of total m lie between b^(−m/2) and b^(m/2) (times a binomial): keep that inside double range.
-_DECADES = 250.0
-_MAX_STATES = 5e7
+from dpmf.numerics import UNIT, Array
 
 
-class MomentTable(ABC):
-    """Upper bounds on the log-moments for one truncation."""
+@dataclass(frozen=True)
+class _Tuning:
+    """Numbers that decide what a table may cost. Any values give sound bounds.
 
-    def __init__(self, tau: float, width: int, exact: bool) -> None:
-        self.tau = tau
-        self.details: dict[str, Any] = {"bandwidth": width, "exact": exact}
+    Attributes:
+      decades: scaled states of total m lie between b^(−m/2) and b^(m/2) (times a binomial); larger orders, for which
+        these would leave a range of this many decades, are not tried.
+      most_states: the largest number of states of the dynamic program.
+      long_ring: a ring of at least so many bandwidths is also cut into a line, which leaves p − 1 indices out.
+      threaded_work: with more work than this, threads share it.
+      most_threads: at most so many.
+    """
 
-    largest_order: int = 10**9
+    decades: float = 250.0
+    most_states: float = 5e7
+    long_ring: int = 4
+    threaded_work: float = 1e7
+    most_threads: int = 8
 
-    @abstractmethod
-    def work(self, order: int) -> float:
-        """Elementary updates for all moments up to `order`."""
 
-    @abstractmethod
-    def _log_moments(self, noise_multiplier: float, order: int) -> Array:
-        """The log-moments of the truncated matrix, τ left out, rounding error included."""
+_TUNING = _Tuning()
 
-    def log_moments(self, noise_multiplier: float, order: int) -> Array:
-        m = np.arange(order + 1, dtype=np.float64)
-        shared = self.tau / noise_multiplier**2 * m * (m - 1) / 2
-        moments = self._log_moments(noise_multiplier, order) + shared * (1 + 1e-15)
-        moments[:2] = 0.0  # E[A^0] = E[A] = 1
-        return np.maximum(moments, 0.0)  # E[A^m] ≥ 1 by Jensen
+
+def tables_of(gram: Array, p: int) -> list[MomentTable]:
+    """The moments of a Gram matrix truncated at bandwidth p; for a ring also those of the line left when it is cut.
+
+    The line affords more orders for the same work. The two are separate tables, with orders of their own: one table
+    that changes from ring to line would not be convex in the order, and its answers would depend on where the search
+    for the best order starts.
+    """
+    b = len(gram)
+    majorant = truncate(gram, p)
+    if majorant.p == 1:
+        return [UncorrelatedMoments(majorant, b)]
+    if not majorant.wraps:
+        return [LineMoments(majorant, b)]
+    ring = RingMoments(majorant, b)
+    if b < _TUNING.long_ring * majorant.p:
+        return [ring]
+    return [LineMoments.from_ring(circulant_majorant(gram), majorant.p), ring]
 
 
 class UncorrelatedMoments(MomentTable):
     """p = 1: the a_i are independent, E[A^m] is a coefficient of a product of power series."""
 
     def __init__(self, majorant: BandedMajorant, b: int) -> None:
-        super().__init__(majorant.tau, 1, majorant.exact)
+        super().__init__(majorant.tau, {"bandwidth": 1, "exact": majorant.exact})
         self._b = b
         self._diagonal, self._counts = np.unique(majorant.band[:, 0], return_counts=True)
 
@@ -63,40 +75,30 @@ class UncorrelatedMoments(MomentTable):
         return 10.0 * products * order * order  # an exponential is about ten multiplications
 
     def _log_moments(self, noise_multiplier: float, order: int) -> Array:
-        from dpmf.kernels.renyi import log_convolve
-
-        announce_compilation(log_convolve)
-        m = np.arange(order + 1, dtype=np.float64)
-        log_factorial = gammaln(m + 1)
-        product: Array | None = None
-        depth = 0
-        for entry, count in zip(self._diagonal / noise_multiplier**2, self._counts, strict=True):
-            square = entry * m * (m - 1) / 2 - log_factorial
-            remaining = int(count)
-            while remaining:
-                if remaining & 1:
-                    product = square if product is None else log_convolve(product, square)
-                    depth += 1
-                remaining >>= 1
-                if remaining:
-                    square = log_convolve(square, square)
-                    depth += 1
+        product: LogSeries | None = None
+        for entry, count in zip(self._diagonal.tolist(), self._counts.tolist(), strict=True):
+            square = LogSeries.exponential(order).weighted(entry / noise_multiplier / noise_multiplier)
+            while count:
+                if count & 1:
+                    product = square if product is None else product.times(square)
+                count >>= 1
+                if count:
+                    square = square.times(square)
         assert product is not None
-        # Each product of series loses a few units in the last place of the largest logarithm, and of its sum.
-        scale = np.maximum.accumulate(np.abs(product) + np.abs(log_factorial)) + m * math.log(self._b) + order
-        return product + log_factorial - m * math.log(self._b) + 8 * (depth + 1) * 2.0**-52 * scale
+        return product.log_moments(self._b)
 
 
 class _BandedMoments(MomentTable):
     """Shared by line and ring: the state space, its scale and the rounding error."""
 
-    def __init__(self, band: Array, b: int, tau: float, width: int, exact: bool) -> None:
-        super().__init__(tau, width, exact)
-        self._band = band
+    def __init__(self, majorant: BandedMajorant, b: int) -> None:
+        width = majorant.p
+        super().__init__(majorant.tau, {"bandwidth": width, "exact": majorant.exact})
+        self._band = majorant.band
         self._b = b
-        self._g = float(band.max())
-        self.largest_order = max(2, int(_DECADES / math.log10(max(b, 10))))
-        while self.largest_order >= 2 and math.comb(self.largest_order + width, width) > _MAX_STATES:
+        self._g = float(self._band.max())
+        self.largest_order = max(2, int(_TUNING.decades / math.log10(max(b, 10))))
+        while self.largest_order > 2 and math.comb(self.largest_order + width, width) > _TUNING.most_states:
             self.largest_order -= 1
 
     def _decay(self, noise_multiplier: float, order: int) -> Array:
@@ -104,15 +106,19 @@ class _BandedMoments(MomentTable):
         return np.asarray(np.exp(-missing[:, :, None] * np.arange(order + 1)))
 
     def _unscaled(self, sums: Array, g: float, z: float) -> Array:
+        """Log-moments from the scaled sums of a kernel.
+
+        All terms are positive, so that relative errors add up along a path through the computation: sums and products
+        for each index, the sums over all states and prefixes, and those of the exponents (floating-point.md, "Rényi
+        moments").
+        """
         order = len(sums) - 1
         m = np.arange(order + 1, dtype=np.float64)
         pairs = g * m * (m - 1) / 2
-        # Depth of the computation (sums and products along a path, the sums over all states and all prefixes) and the
-        # exponents' own relative error.
         width = self._band.shape[1]
-        steps = self._b * (width + 2 * order + 8) + 2 * math.comb(order + width, width) + 64
-        slack = 2.0**-52 * (steps + 8 * pairs + 8 * m * math.log(self._b) + 8 * gammaln(m + 1))
-        return np.log(sums) + pairs - m * (math.log(z) + math.log(self._b)) + slack
+        steps = self._b * (width + 3 * order + 16) + 2 * math.comb(order + width, width) + 64
+        error = 2 * UNIT * (steps + 8 * pairs + 8 * m * math.log(self._b) + 8 * log_factorials(order))
+        return np.log(sums) + pairs - m * (math.log(z) + math.log(self._b)) + error
 
 
 def _chain_work(p: int, order: int, prefix: int) -> float:
@@ -125,9 +131,6 @@ def _chain_work(p: int, order: int, prefix: int) -> float:
 
 class LineMoments(_BandedMoments):
     """Indices on a line: no wrap (one epoch), or a ring with a few indices left out."""
-
-    def __init__(self, majorant: BandedMajorant, b: int) -> None:
-        super().__init__(majorant.band, b, majorant.tau, majorant.p, majorant.exact)
 
     @classmethod
     def from_ring(cls, circulant: Array, p: int) -> LineMoments:
@@ -170,7 +173,7 @@ class RingMoments(_BandedMoments):
     """Indices on a ring: a sum over the counts of the first p − 1 of them, each a line."""
 
     def __init__(self, majorant: BandedMajorant, b: int) -> None:
-        super().__init__(majorant.band, b, majorant.tau, majorant.p, majorant.exact)
+        super().__init__(majorant, b)
         p = majorant.p
         self._to_prefix = np.zeros((b, p - 1))
         for k in range(b):
@@ -185,7 +188,7 @@ class RingMoments(_BandedMoments):
         return self._b * _chain_work(p, order, p - 1)
 
     def _log_moments(self, noise_multiplier: float, order: int) -> Array:
-        from dpmf.kernels.renyi import ring
+        from dpmf.kernels.renyi import LEAST_STATE, ring
 
         announce_compilation(ring)
         p = self._band.shape[1]
@@ -193,12 +196,13 @@ class RingMoments(_BandedMoments):
         g, z = self._g / noise_multiplier**2, self._b**-0.5
         prefixes = _bounded_counts(p - 1, order)
         total = prefixes.sum(axis=1)
-        log_weight = gammaln(total + 1.0) - gammaln(prefixes + 1.0).sum(axis=1) + total * math.log(z)
+        factorial = log_factorials(order)
+        log_weight = factorial[total] - factorial[prefixes].sum(axis=1) + total * math.log(z)
         for i in range(p - 1):
             log_weight -= (g - band[i, 0]) * prefixes[:, i] * (prefixes[:, i] - 1) / 2
             for j in range(i):
                 log_weight -= (g - to_prefix[i, j]) * prefixes[:, i] * prefixes[:, j]
-        weight = np.maximum(np.exp(log_weight), 1e-290)
+        weight = np.maximum(np.exp(log_weight), LEAST_STATE)
         decay = self._decay(noise_multiplier, order)
         states = _state_space(p, order)
 
@@ -207,7 +211,8 @@ class RingMoments(_BandedMoments):
             sums: Array = ring(band, prefixes[chosen], weight[chosen], to_prefix, order, g, z, decay, *states)
             return sums
 
-        threads = min(os.cpu_count() or 1, 8) if self.work(order) > 1e7 else 1
+        many = self.work(order) > _TUNING.threaded_work
+        threads = min(os.cpu_count() or 1, _TUNING.most_threads) if many else 1
         with ThreadPoolExecutor(threads) as pool:
             sums = np.sum(list(pool.map(part, range(threads), [threads] * threads)), axis=0)
         return self._unscaled(sums, g, z)

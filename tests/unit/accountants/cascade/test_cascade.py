@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import oracles
@@ -18,11 +19,19 @@ from scipy.special import ndtr
 import dpmf
 from dpmf import strategies
 from dpmf.accountants import Cascade, Lattice, MonteCarlo, Renyi
-from dpmf.accountants.cascade import _Cubic, _cubic_bound, _smoothed_bound, _tree
-from dpmf.accountants.cascade._smoothed_option import Majorant, SmoothedCall
-from dpmf.accountants.cascade._tree import Tree, TreeMoments, dominating_tree, lag_majorant, levels_of
-from dpmf.accountants.cascade._tree_law import Fineness, GridLaw, TooManyNodesError, lognormal, one, tree_law
-from dpmf.accountants.cascade._tree_pairs import dominating_pair
+from dpmf.accountants.cascade import _tree, _TreeBound
+from dpmf.accountants.cascade._payoffs import Majorant, SmoothedCall, cubic_bound, smoothed_bound
+from dpmf.accountants.cascade._tree import Tree, dominating_pair, dominating_tree, lag_majorant, levels_of, split
+from dpmf.accountants.cascade._tree_law import (
+    Fineness,
+    GridLaw,
+    Measure,
+    TooManyNodesError,
+    TreeMoments,
+    lognormal,
+    one,
+    tree_law,
+)
 from dpmf.batching import BallsInBins
 from dpmf.kernels.cascade import add_on_geometric_grid
 from dpmf.mechanism import Mechanism
@@ -34,6 +43,18 @@ def tree_of(b: int, first: int, weights: object) -> Tree:
     levels = levels_of(b, first)
     values = np.resize(np.asarray(weights, dtype=float), len(levels))
     return Tree(b, first, tuple(levels), values)
+
+
+def covariance(tree: Tree) -> np.ndarray:
+    """The b × b matrix S of one rotation."""
+    owners = [np.zeros(tree.b, dtype=np.int64)]
+    parts = tree.first
+    for _ in tree.levels[1:]:
+        sizes = [part for size in np.bincount(owners[-1]) for part in split(int(size), parts)]
+        owners.append(np.repeat(np.arange(len(sizes)), sizes))
+        parts = 2
+    same = (owner[:, None] == owner[None, :] for owner in owners)
+    return sum((w * s for w, s in zip(tree.weights, same, strict=True)), np.zeros((tree.b, tree.b)))
 
 
 def rotations(matrix: np.ndarray) -> np.ndarray:
@@ -132,7 +153,7 @@ def test_no_mixture_of_hinges_beats_one() -> None:
     cost = weights @ table(a) / scale
     found = linprog(cost / cost.max(), A_ub=-above, b_ub=-floor, bounds=bounds, method="highs")
     assert found.status == 0
-    assert found.fun * cost.max() > 0.97 * _cubic_bound(law, b, gamma)[0]
+    assert found.fun * cost.max() > 0.97 * cubic_bound(Measure.average([law], b), gamma).value
 
 
 CALLS = [SmoothedCall(g, v) for g, v in ((1.0, 0.01), (1.3, 0.003), (1.3, 1e-6), (2.7, 0.1), (2.7, 2.0), (50.0, 1.0))]
@@ -146,8 +167,8 @@ def test_smoothed_calls(call: SmoothedCall) -> None:
     assert abs(value[0] - exact) <= error[0] + 1e-13 * exact + 1e-16
     a = call.gamma * math.exp(-0.7 * math.sqrt(call.variance))
     width = 1e-3 * call.gamma * math.sqrt(call.variance)
-    first, second, third = call.derivatives(a)
-    before, after = (call.derivatives(a + x) for x in (-width, width))
+    first, second, third = call.derivatives(a)[0]
+    before, after = (call.derivatives(a + x)[0] for x in (-width, width))
     assert float(np.diff(call.value(np.array([a - width, a + width]))[0])[0]) / (2 * width) == pytest.approx(
         first, 1e-4
     )
@@ -166,10 +187,10 @@ def test_payoffs_above_smoothed_calls(call: SmoothedCall, share: float) -> None:
     assert np.all(powers >= 0)
     assert np.all(powers[1] * a + powers[2] * a**2 + powers[3] * a**3 >= payoff(a) * (1 - 1e-12))
     # f'' is convex and increasing up to the inflection point, and goes on with a steeper slope.
-    second = np.array([call.derivatives(x)[1] for x in np.linspace(0.2 * start, start, 400)])
+    second = np.array([call.derivatives(x)[0][1] for x in np.linspace(0.2 * start, start, 400)])
     assert np.all(np.diff(second) >= 0)
     assert np.all(np.diff(second, 2) >= -1e-12 * second.max())
-    assert 6 * payoff.coefficients[3] >= call.derivatives(start)[2]
+    assert 6 * payoff.coefficients[3] >= call.derivatives(start)[0][2]
 
 
 def test_with_little_smoothing_the_payoff_is_the_cubic() -> None:
@@ -193,12 +214,12 @@ def test_levels_are_partitions_into_two_sizes(b: int, first: int) -> None:
 @random_settings(60)
 @given(trees)
 def test_lags_are_the_average_over_rotations(tree: Tree) -> None:
-    average = rotations(tree.covariance()).mean(axis=0)
+    average = rotations(covariance(tree)).mean(axis=0)
     b = tree.b
     expected = tree.lags(np.arange(b))
     i = np.arange(b)
     np.testing.assert_allclose(average, expected[(i[None, :] - i[:, None]) % b], atol=1e-12)
-    assert np.linalg.eigvalsh(tree.covariance()).min() > -1e-10
+    assert np.linalg.eigvalsh(covariance(tree)).min() > -1e-10
 
 
 @random_settings(60)
@@ -208,7 +229,7 @@ def test_some_average_of_rotations_is_above_every_gram_matrix(
 ) -> None:
     n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     tree = dominating_tree(lag_majorant(mechanism), b, first, emphasis)
-    average = rotations(tree.covariance()).mean(axis=0)
+    average = rotations(covariance(tree)).mean(axis=0)
     assert np.all(average >= oracles.gram(mechanism.strategy.matrix(n), b) * (1 - 1e-14))
     assert np.all(tree.weights >= 0)
 
@@ -234,8 +255,7 @@ def test_lag_majorants_are_the_largest_entries(strategy, epochs: int, batches: i
 def test_lags_in_groups_are_dominated_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     lags = lag_majorant(Mechanism(strategies.bisr(8), BallsInBins(4, 3000)))
     single = dominating_tree(lags, 3000, 3, 0.0)
-    monkeypatch.setattr(_tree, "_ALL_LAGS", 100)
-    monkeypatch.setattr(_tree, "_GROUP", 0.01)
+    monkeypatch.setattr(_tree, "_TUNING", replace(_tree._TUNING, single_lags=100, group=0.01))
     grouped = dominating_tree(lags, 3000, 3, 0.0)
     assert np.all(grouped.lags(np.arange(len(lags))) >= lags)
     assert single.mean_entry() <= grouped.mean_entry() <= 1.02 * single.mean_entry()
@@ -255,7 +275,7 @@ def test_averages_over_two_trees_are_above_every_gram_matrix(
     pair = dominating_pair(lag_majorant(mechanism), b, firsts, 0.0, shared)
     if pair is None:
         return
-    average = np.mean([rotations(tree.covariance()).mean(axis=0) for tree in pair], axis=0)
+    average = np.mean([rotations(covariance(tree)).mean(axis=0) for tree in pair], axis=0)
     assert np.all(average >= oracles.gram(mechanism.strategy.matrix(n), b) * (1 - 1e-14))
     assert pair[0].weights[0] == pair[1].weights[0] >= shared * mechanism.gram.max() * (1 - 1e-9)
     assert all(np.all(tree.weights >= 0) for tree in pair)
@@ -270,7 +290,7 @@ def test_bounds_of_two_trees_are_not_below_quadrature(
     pair = dominating_pair(lag_majorant(mechanism), b, (2, 3), 0.0, shared)
     exact = oracles.delta(mechanism.gram / sigma**2, epsilon, "remove")
     if pair is not None and exact > 1e-14:
-        found = _Cubic(mechanism, Cascade(), pair).delta(sigma, epsilon, "remove").value
+        found = _TreeBound(mechanism, Cascade(), pair).delta(sigma, epsilon, "remove").value
         assert found >= exact * (1 - 1e-6)
 
 
@@ -298,7 +318,7 @@ def test_moments_of_a_tree(b: int, first: int, weights: list[float], sigma: floa
     tree = tree_of(b, first, weights)
     found = TreeMoments(tree).log_moments(sigma, 5)
     for order in (2, 3, 5):
-        exact = float(oracles.log_moment(oracles.rational(tree.covariance()), sigma, order))
+        exact = float(oracles.log_moment(oracles.rational(covariance(tree)), sigma, order))
         assert exact - 1e-13 <= found[order] <= exact + 1e-10 * (1 + exact)
 
 
@@ -376,19 +396,20 @@ def test_options_on_a_tree_are_not_below_quadrature(b: int, weights: list[float]
     tree = tree_of(b, 2, weights[::-1])
     law = tree_law(tree, Fineness(1e-3, spare))
     for epsilon in (0.05, 0.5, 2.0):
-        exact = oracles.delta(tree.covariance(), epsilon, "remove")
+        exact = oracles.delta(covariance(tree), epsilon, "remove")
         gamma = math.exp(epsilon)
         found = call(law, gamma * b) / b
         if spare < 1e-10 and exact > 1e-9:
             assert exact * (1 - 1e-6) <= found <= exact * 1.03
-        shared, rest = tree.without_shared()
-        bounds = [_cubic_bound(law, b, gamma)]
+        shared, rest = float(tree.weights[0]), tree.without_shared()
+        bounds = [cubic_bound(Measure.average([law], b), gamma)]
         if shared > 0:
-            bounds.append(_smoothed_bound(tree_law(rest, Fineness(1e-3, spare)), b, SmoothedCall(gamma, shared)))
-        for bound, cut, kappa in bounds:
-            assert bound >= exact * (1 - 1e-6)
-            assert kappa < gamma
-            assert 0 <= cut <= bound
+            left = Measure.average([tree_law(rest, Fineness(1e-3, spare))], b)
+            bounds.append(smoothed_bound(left, SmoothedCall(gamma, shared)))
+        for bound in bounds:
+            assert bound.value >= exact * (1 - 1e-6)
+            assert bound.start < gamma
+            assert 0 <= bound.cut <= bound.value
 
 
 @pytest.mark.parametrize("b", [2, 3, 10])
@@ -403,7 +424,8 @@ def test_cubes_are_bounded_whatever_is_cut_off(b: int) -> None:
 
 def test_finer_grids_come_closer_from_above() -> None:
     tree = tree_of(50, 3, [0.02, 0.03, 0.1, 0.1, 0.1, 0.2])
-    found = [_cubic_bound(tree_law(tree, Fineness(loss, 1e-16)), 50, math.exp(0.5))[0] for loss in (4e-2, 4e-3, 4e-4)]
+    laws = [Measure.average([tree_law(tree, Fineness(loss, 1e-16))], 50) for loss in (4e-2, 4e-3, 4e-4)]
+    found = [cubic_bound(law, math.exp(0.5)).value for law in laws]
     assert found[0] > found[1] > found[2] > 0.98 * found[1]
 
 

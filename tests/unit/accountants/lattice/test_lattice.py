@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from dpmf import api
-from dpmf.accountants.lattice import Lattice, grouped, independent_delta, uncorrelated_diagonal
-from dpmf.accountants.lattice._lognormal_sum import LognormalSum
+from dpmf.accountants.lattice import Lattice, uncorrelated_diagonal
 from dpmf.accountants.lattice._weights import call_from_above, cell_weights, hat_weights
+from dpmf.accountants.lattice.lognormal_sum import LognormalSum, grouped
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
@@ -36,7 +36,8 @@ def dpsgd_mechanism(b: int, epochs: int = 1, iterations: int | None = None) -> M
 def upper(variances: object, epsilon: float, direction: str, loss: float = 0.0005) -> float:
     entries, counts = np.unique(np.asarray(variances, dtype=float), return_counts=True)
     law = LognormalSum.make(entries, counts, side="upper", loss=loss, max_points=2**17)
-    found = independent_delta(law, epsilon, direction)
+    assert law is not None
+    found = law.delta(epsilon, direction)
     assert found is not None
     return found.value
 
