@@ -140,7 +140,8 @@ def run(
         os.environ.setdefault(variable, "1")
     with Store.open(database, create=True) as store:
         for page in PAGES.values():
-            store.adopt(record for record in page.committed().values() if record.cell in set(cells))
+            if page.sets is not None:  # all of it, so that an export after a run of some cells has the others, too
+                store.adopt(page.committed().values())
         tally = engine.run(store, cells, jobs=jobs, dask=dask, retry_failed=retry_failed, fresh=fresh)
     if tally.damaged:
         _note(f"{tally.damaged} damaged results in {database}, which did not match their checksum, were dropped")

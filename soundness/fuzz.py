@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from soundness import provenance, summary
+from soundness.hostile_bridge import bridge_object
 from soundness.hostile_cli import command_line
 from soundness.hostile_files import cache_file, strategy_file
 from soundness.hostile_objects import python_call
@@ -38,11 +39,12 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "figure databases": (database, 300),
     "training checkpoints": (checkpoint_file, 300),
     "dp_accounting events": (event, 300),
+    "jax-privacy objects": (bridge_object, 300),
 }
 
 HARNESS = (
     "soundness/fuzz.py", "soundness/judge.py", "soundness/hostile_cli.py", "soundness/hostile_files.py",
-    "soundness/hostile_objects.py", "soundness/hostile_state.py", "evidence",
+    "soundness/hostile_objects.py", "soundness/hostile_state.py", "soundness/hostile_bridge.py", "evidence",
 )  # fmt: skip
 _BLOCK = 50
 

@@ -57,10 +57,12 @@ class Mechanism:
         """The relative rounding error of every entry of `gram`, of `gram_sums` and of the lag products.
 
         An entry is a sum of N products of two sums of at most k ≤ N non-negative terms: γ(3N) in all. Sums of rows add
-        2b further operations (docs/theory/floating-point.md, section 2).
+        2b further operations (docs/theory/floating-point.md, section 2). Coefficients of C that are computed are raised
+        by their error, which lower bounds take back: at most twice in each of two factors.
         """
         n, b = self.batching.iterations, self.batching.batches_per_epoch
-        return (4 * n + 8 * b + 64) * UNIT
+        computed = self.strategy.coef_error(n) if isinstance(self.strategy, ToeplitzStrategy) else 0.0
+        return (4 * n + 8 * b + 64) * UNIT + 4 * computed
 
     def gram_upper(self) -> Array:
         """A symmetric matrix that is at least the Gram matrix of the exact means, in every entry."""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import oracles
 import paths
 import pytest
+from waiting import until
 
 from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
 from dpmf.lower_bounds import lower_delta
@@ -298,25 +298,17 @@ def test_a_killed_fuzz_run_goes_on_in_two_processes(tmp_path: Path) -> None:
     few = ["--share", "0.05", "--target", "strategy caches"]  # one block
     command = [sys.executable, "-m", "soundness", "fuzz", "--journal", str(path), "--jobs", "2", "--no-docs"]
     process = subprocess.Popen([*command, "--target", "strategy caches"], stdout=subprocess.DEVNULL, cwd=ROOT)
-    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= 3)
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") >= 3)
     process.kill()
     process.wait()
     # A lock that no worker holds any more.
-    wait_until(lambda: subprocess.run([*command, *few], cwd=ROOT, capture_output=True).returncode == 0)
+    until(lambda: subprocess.run([*command, *few], cwd=ROOT, capture_output=True).returncode == 0)
     journal = Journal(path, fuzz.header(0))
     try:
         for block, row in journal.rows.items():
             assert row == json.loads(json.dumps(fuzz.to_row(0, str(block))))
     finally:
         journal.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if holds():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it never happened")
 
 
 # --- which code ----------------------------------------------------------------------------------------------------

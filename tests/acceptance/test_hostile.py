@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from dpmf import strategies
+from dpmf.integrations import jax_privacy
+from dpmf.strategies import inversion
 from soundness import fuzz, hostile_cli, judge, summary
 
 SEED = 1  # not the one of the committed run
@@ -26,15 +29,35 @@ SEED = 1  # not the one of the committed run
         ("figure databases", 40),
         ("training checkpoints", 60),
         ("dp_accounting events", 60),
+        ("jax-privacy objects", 20),
     ],
 )
 def test_no_fault_in_a_slice(target: str, count: int) -> None:
     counts, faults = fuzz.run(target, count, SEED)
     assert faults == []
     assert counts["cases"] == count
-    # Something of each was refused, or (caches) answered rightly: the inputs reach the code.
-    assert counts["refused"] > count // 3 or target == "strategy caches"
+    # Something of each was refused, or answered rightly where most inputs are good: the inputs reach the code.
+    assert counts["refused"] > count // 3 or target in ("strategy caches", "jax-privacy objects")
     assert counts["answered"] > 0 or target == "training checkpoints"
+
+
+def test_a_bridge_that_drops_small_entries_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bridge once did to a C⁻¹ in single precision: entries below N·eps of the largest were set to zero."""
+    honest = inversion.inverse_matrix
+
+    def careless(noising: np.ndarray) -> inversion.Inverse:
+        values = honest(noising).values
+        values[np.abs(values) <= len(values) * np.finfo(np.float32).eps * np.abs(values).max()] = 0
+        return inversion.Inverse(values, np.zeros_like(values))
+
+    def careless_series(column: np.ndarray) -> inversion.Inverse:
+        found = careless(np.tril(scipy.linalg.toeplitz(column)))
+        return inversion.Inverse(found.values[:, 0], found.error[:, 0])
+
+    monkeypatch.setattr(jax_privacy, "inverse_matrix", careless)
+    monkeypatch.setattr(jax_privacy, "inverse_series", careless_series)
+    _, faults = fuzz.run("jax-privacy objects", 20, SEED)
+    assert any("is claimed" in text for text in faults)
 
 
 def test_every_target_has_a_slice_here() -> None:

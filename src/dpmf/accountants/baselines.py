@@ -26,7 +26,7 @@ class _Baseline(PreparedAccountant):
     """A peer's bound for b steps of the Gaussian mechanism with one participation."""
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
-        gram = mechanism.gram_upper()
+        gram = mechanism.gram
         if np.count_nonzero(gram) > np.count_nonzero(np.diagonal(gram)):
             raise ValueError(f"accountant {name} covers uncorrelated noise only, not {mechanism.strategy.name}")
         self.name = name

@@ -17,14 +17,20 @@ from dpmf.numerics import Array
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 _CHUNK_BYTES = 64 * 2**20
+_UNDERFLOW = 1e-290  # more than underflow can hide in a coefficient of C that is computed
 _PIECE = 2e8  # products between two checks of the time budget
 
 
 def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
-    """Return the first mixture mean m_0; m_i is this sequence moved down by i and cut off at N."""
+    """Return the first mixture mean m_0; m_i is this sequence moved down by i and cut off at N.
+
+    **Formal guarantees.** It is made of |C| raised by `coef_error`, so that it covers the matrix that training runs.
+    """
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
     padded = np.zeros(k * b)
     np.abs(strategy.strategy_coef(n), out=padded[:n])
+    if error := strategy.coef_error(n):
+        padded[:n] = padded[:n] * (1 + error) + _UNDERFLOW
     rows = padded.reshape(k, b)
     return np.cumsum(rows, axis=0, out=rows).reshape(-1)[:n]
 

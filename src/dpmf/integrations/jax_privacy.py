@@ -1,4 +1,4 @@
-"""jax-privacy: its strategies and its sampling as dpmf's, and σ in its words.
+"""jax-privacy: its strategies and its sampling as dpmf's, and σ as it defines it.
 
     sampling = batch_selection.BallsInBinsSampling(iterations=1000, cycle_length=100)
     sigma = calibrate(coef, sampling, target_epsilon=2.0, target_delta=1e-5).noise_multiplier
@@ -25,30 +25,37 @@ from dpmf import api, errors, validation
 from dpmf.batching import BallsInBins
 from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import UNIT, Array
 from dpmf.results import Calibration, CalibrationEstimate
 from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows, check_dense
 from dpmf.strategies.buffered import GivenBuffers
 from dpmf.strategies.explicit import coefficients, matrix
+from dpmf.strategies.inversion import inverse_matrix, inverse_series
 
-_ROUNDING = 1e-12  # relative to the largest entry; what inverting or streaming in doubles may leave
+_ROUNDING = 1e-12  # how far below zero streaming in doubles may take an entry, relative to the largest entry
+_TOEPLITZ_COST = 1e-4  # how much larger the sum of all entries may become to make C Toeplitz
 
 
 def strategy(source: Any, *, iterations: int | None = None, noising: bool = False) -> Strategy:
-    """A dpmf strategy from what jax-privacy makes.
+    """Return the dpmf strategy of an object of jax-privacy.
+
+    C is taken as it is, in double precision: nothing is normalised, and no entry is set to zero.
 
     Args:
       source: the coefficients of a Toeplitz C (1-D array, as from `toeplitz.optimize_banded_toeplitz`), a matrix C
-        (2-D array, as from `dense.optimize`), a `BufferedToeplitz`, a `ColumnNormalizedBanded`, a `StreamingMatrix`.
+        (2-D array, as from `dense.optimize`), a `BufferedToeplitz`, a `ColumnNormalizedBanded`, or a `StreamingMatrix`.
         A dpmf strategy is returned as it is.
       iterations: the size of C; needed for a `StreamingMatrix`, which has none of its own.
-      noising: the source is C⁻¹, what a privatizer takes (arrays of two dimensions and `StreamingMatrix`).
+      noising: the source is C⁻¹, which is what a privatizer takes (arrays of two dimensions and `StreamingMatrix`).
 
-    C is taken as it is, in double precision: nothing is normalised.
-
-    **Formal guarantees.** Bounds are for the strategy returned. It has the entries of an array exactly, whatever its
-    precision. Where a matrix was streamed or inverted it agrees with C to 10⁻¹² of the largest entry, or to N rounding
-    errors of the source's own precision: entries smaller than that are taken to be zero, and diagonals that agree to
-    that to be constant (their largest entry). Negative entries beyond it are refused.
+    **Formal guarantees.** Upper bounds hold for the mechanism that runs. The strategy returned has the entries of an
+    array exactly, whatever its precision. If the source is C⁻¹, no entry of the strategy is smaller than the absolute
+    value of the entry of the exact inverse of the numbers given: a proved bound on the error of the inversion is added
+    (docs/theory/floating-point.md, "The matrix that runs"). A `StreamingMatrix` stands for the matrix that it gives in
+    double precision. If a Toeplitz matrix covers C and the sum of its entries is larger by 10⁻⁴ at most, it is taken,
+    which can only raise a bound. Negative entries are refused unless the error of the inversion or the precision of the
+    source explains them; then their absolute value counts. Lower bounds hold for the strategy returned, which may be
+    larger than the matrix that runs by what is said here.
     """
     if isinstance(source, Strategy):
         return source
@@ -61,9 +68,8 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
             if iterations is None:
                 raise ArgumentError("iterations", "must be given for a StreamingMatrix, which has no size of its own")
             check_dense(iterations)
-            return _from_matrix(
-                np.asarray(source.materialize(iterations), dtype=np.float64), noising, "StreamingMatrix"
-            )
+            entries = np.asarray(source.materialize(iterations), dtype=np.float64)
+            return _from_matrix(entries, noising, "StreamingMatrix")
         if isinstance(source, banded.ColumnNormalizedBanded):
             _refuse(noising, "a ColumnNormalizedBanded")
             params = banded.ColumnNormalizedBanded(params=np.asarray(source.params, dtype=np.float64))
@@ -92,7 +98,7 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
 
 
 def batching(sampling: Any) -> BallsInBins:
-    """dpmf's `BallsInBins` from jax-privacy's `BallsInBinsSampling`; other samplings are refused."""
+    """Return the `BallsInBins` of a `BallsInBinsSampling` of jax-privacy; other samplings are refused."""
     if isinstance(sampling, BallsInBins):
         return sampling
     with _double():
@@ -103,7 +109,7 @@ def batching(sampling: Any) -> BallsInBins:
 
 
 def mechanism(source: Any, sampling: Any, *, noising: bool = False) -> Mechanism:
-    """dpmf's `Mechanism` from a strategy (see `strategy`) and a sampling of jax-privacy."""
+    """Return the `Mechanism` of a strategy (see `strategy`) and a sampling of jax-privacy."""
     bins = batching(sampling)
     return Mechanism(strategy(source, iterations=bins.iterations, noising=noising), bins)
 
@@ -111,9 +117,18 @@ def mechanism(source: Any, sampling: Any, *, noising: bool = False) -> Mechanism
 def calibrate(
     source: Any, sampling: Any, *, target_epsilon: float, target_delta: float, noising: bool = False, **options: Any
 ) -> Calibration | CalibrationEstimate:
-    """`dpmf.calibrate` for a strategy and a sampling of jax-privacy; takes its other arguments too.
+    """Call `dpmf.calibrate` for a strategy and a sampling of jax-privacy.
 
-    `noise_multiplier` of the result, times the clipping norm, is the `stddev` of the privatizer with this C⁻¹.
+    Args:
+      source: the strategy, as in `strategy`.
+      sampling: the sampling, as in `batching`.
+      target_epsilon: ε of the guarantee.
+      target_delta: δ of the guarantee.
+      noising: the source is C⁻¹, as in `strategy`.
+      options: the other arguments of `dpmf.calibrate`.
+
+    Returns:
+      The calibration. Its `noise_multiplier` times the clipping norm is the `stddev` of the privatizer with this C⁻¹.
 
     **Formal guarantees.** Those of `dpmf.calibrate`.
     """
@@ -122,7 +137,7 @@ def calibrate(
 
 
 def column_norm(source: Strategy | Mechanism, iterations: int | None = None) -> float:
-    """The largest norm of a column of C, which jax-privacy's BandMF takes to be one."""
+    """Return the largest norm of a column of C, which jax-privacy's BandMF assumes to be one."""
     if isinstance(source, Mechanism):
         iterations, source = source.batching.iterations, source.strategy
     if not isinstance(source, Strategy):
@@ -137,7 +152,7 @@ def column_norm(source: Strategy | Mechanism, iterations: int | None = None) -> 
 
 
 def unit_column_noise_multiplier(source: Mechanism, noise_multiplier: float) -> float:
-    """What jax-privacy's BandMF calls noise multiplier: dpmf's σ over the largest column norm of C.
+    """Return what jax-privacy's BandMF calls noise multiplier: dpmf's σ over the largest column norm of C.
 
     `BandMFExecutionPlanConfig` multiplies it by that norm again, so that both add the same noise.
     """
@@ -149,30 +164,49 @@ def _refuse(noising: bool, what: str) -> None:
         raise ArgumentError("noising", f"must be False for {what}, which is C itself")
 
 
-def _from_matrix(source: np.ndarray[Any, Any], inverse: bool, what: str) -> Strategy:
+def _from_matrix(source: np.ndarray[Any, Any], noising: bool, what: str) -> Strategy:
+    """Return the strategy of C, or of the inverse of C⁻¹, from the matrix that a source gives."""
     if source.dtype.kind not in "iuf" or not np.all(np.isfinite(source)):
         raise ArgumentError("strategy", f"must be real and finite, got a {what} that is not")
     entries = np.asarray(source, dtype=np.float64)
+    # How far rounding to the precision of the source may move an entry below zero, relative to the largest entry.
     precision = float(np.finfo(source.dtype).eps) if source.dtype.kind == "f" else 0.0
-    if inverse:
-        from scipy.linalg import solve_triangular
+    slack = max(_ROUNDING, len(entries) * precision)
+    if not noising:
+        return _simplest(_absolute(entries, slack * float(np.max(np.abs(entries), initial=0.0))))
+    if entries.shape[0] != entries.shape[1] or np.any(np.diagonal(entries) == 0) or np.any(np.triu(entries, 1)):
+        raise ArgumentError(
+            "strategy", f"must have a lower-triangular inverse without zeros on its diagonal, got a {what}"
+        )
+    toeplitz = np.array_equal(entries[1:, 1:], entries[:-1, :-1])
+    found = inverse_series(entries[:, 0]) if toeplitz else inverse_matrix(entries)
+    largest = float(np.abs(found.values).max())
+    covering = (_absolute(found.values, found.error + slack * largest) + found.error) * (1 + 4 * UNIT)
+    return coefficients(covering) if toeplitz else _simplest(covering)
 
-        if entries.shape[0] != entries.shape[1] or np.any(np.diagonal(entries) == 0) or np.any(np.triu(entries, 1)):
-            raise ArgumentError(
-                "strategy", f"must have a lower-triangular inverse without zeros on its diagonal, got a {what}"
-            )
-        entries = np.asarray(solve_triangular(entries, np.eye(len(entries)), lower=True))
-    tiny = max(_ROUNDING, len(entries) * precision) * float(np.max(np.abs(entries), initial=0.0))
-    entries = np.where(np.abs(entries) <= tiny, 0.0, entries)
-    diagonals = [np.diagonal(entries, -lag) for lag in range(len(entries))]
-    if np.any(np.triu(entries, 1)) or any(float(np.ptp(diagonal)) > tiny for diagonal in diagonals):
-        return matrix(entries)
-    return coefficients(np.array([diagonal.max() for diagonal in diagonals]))
+
+def _absolute(entries: Array, slack: Array | float) -> Array:
+    """Return the absolute values, unless an entry is negative by more than the slack."""
+    if np.any(entries < -slack):
+        place = np.unravel_index(np.argmin(entries + slack), entries.shape)
+        shown = ", ".join(str(int(i)) for i in place)
+        raise ArgumentError("strategy", f"must be non-negative, got {entries[place]:.6g} at [{shown}] of C")
+    return np.abs(entries)
+
+
+def _simplest(entries: Array) -> Strategy:
+    """Return a Toeplitz strategy that is no smaller in any entry, if one is hardly larger; otherwise the matrix."""
+    if entries.ndim == 2 and entries.shape[0] == entries.shape[1] and not np.any(np.triu(entries, 1)):
+        n = len(entries)
+        column = np.array([np.diagonal(entries, -lag).max() for lag in range(n)])
+        if float(column @ np.arange(n, 0, -1)) <= (1 + _TOEPLITZ_COST) * float(entries.sum()):
+            return coefficients(column)
+    return matrix(entries)
 
 
 @contextlib.contextmanager
 def _double() -> Iterator[None]:
-    """jax in double precision inside the block only."""
+    """Make jax use double precision inside the block only."""
     try:
         import jax
         import jax_privacy  # noqa: F401

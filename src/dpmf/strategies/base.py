@@ -16,7 +16,7 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.errors import ArgumentError
-from dpmf.numerics import Array
+from dpmf.numerics import UNIT, Array
 
 if TYPE_CHECKING:
     from dpmf.batching import BallsInBins
@@ -69,7 +69,8 @@ def _toeplitz_view(column: Array) -> Array:
     return np.lib.stride_tricks.sliding_window_view(padded, n)[:, ::-1]
 
 
-def _lower_triangular(column: Array) -> Array:
+def lower_triangular(column: Array) -> Array:
+    """Return the lower-triangular Toeplitz matrix with this first column."""
     check_dense(len(column))
     return _toeplitz_view(column).copy()
 
@@ -139,8 +140,20 @@ class ToeplitzStrategy(Strategy):
         """Return the first column of C⁻¹."""
         return invert_series(self.strategy_coef(iterations), iterations)
 
+    @property
+    def given_by_inverse(self) -> bool:
+        """Whether C⁻¹ is given, and C computed from it."""
+        return False
+
+    def coef_error(self, iterations: int) -> float:
+        """Return a bound on the relative error of `strategy_coef`, compared with the matrix that training runs.
+
+        It is 0 if the doubles that `strategy_coef` returns are those that training uses.
+        """
+        return 0.0
+
     def matrix(self, iterations: int) -> Array:
-        return _lower_triangular(self.strategy_coef(iterations))
+        return lower_triangular(self.strategy_coef(iterations))
 
     def rows(self, iterations: int, chunk: int) -> Iterator[tuple[int, Array]]:
         view = _toeplitz_view(self.strategy_coef(iterations))
@@ -148,10 +161,29 @@ class ToeplitzStrategy(Strategy):
             yield start, view[start : start + chunk].copy()
 
     def inverse(self, iterations: int) -> Array:
-        return _lower_triangular(self.noising_coef(iterations))
+        return lower_triangular(self.noising_coef(iterations))
 
     def bandwidth(self, iterations: int) -> int:
         return int(np.flatnonzero(self.strategy_coef(iterations))[-1]) + 1
+
+
+class InverseToeplitzStrategy(ToeplitzStrategy):
+    """A strategy given by the first column of C⁻¹, 1, d_1, ..., d_{p−1} with no d_j above 0."""
+
+    @abstractmethod
+    def noising_coef(self, iterations: int) -> Array: ...
+
+    @property
+    def given_by_inverse(self) -> bool:
+        return True
+
+    def strategy_coef(self, iterations: int) -> Array:
+        return invert_series(self.noising_coef(iterations), iterations)
+
+    def coef_error(self, iterations: int) -> float:
+        """**Formal guarantees.** Theorem 1 of docs/theory/floating-point.md, "The matrix that runs"."""
+        p = len(np.trim_zeros(self.noising_coef(iterations), "b"))
+        return 0.0 if p == 1 else 2 * (p + 2) * iterations * UNIT
 
 
 class DenseStrategy(Strategy):
@@ -204,6 +236,13 @@ class NormalizedToeplitz(_Normalized, ToeplitzStrategy):
     def noising_coef(self, iterations: int) -> Array:
         norm = float(_norms(self.base.strategy_coef(iterations)))
         return norm * self.base.noising_coef(iterations)
+
+    @property
+    def given_by_inverse(self) -> bool:
+        return self.base.given_by_inverse
+
+    def coef_error(self, iterations: int) -> float:
+        return self.base.coef_error(iterations)
 
 
 @dataclass(frozen=True)

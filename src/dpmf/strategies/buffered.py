@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf.errors import ArgumentError
-from dpmf.numerics import Array
+from dpmf.numerics import UNIT, Array
 from dpmf.strategies.base import ToeplitzStrategy
 
 _ROUNDING = 1e-12  # coefficients above −1e-12 times the largest one are negative by rounding only
@@ -42,10 +42,21 @@ class BufferedStrategy(ToeplitzStrategy):
         """Return (r, s): how much each buffer keeps per iteration, and its weight in the output."""
 
     def strategy_coef(self, iterations: int) -> Array:
-        column = buffered_coef(*self.buffers(iterations), iterations)
+        decay, scale = self.buffers(iterations)
+        column = buffered_coef(decay, scale, iterations)
         if fault := fault_of(column):
             raise ArgumentError("strategy", f"must be non-negative and finite, but {self.name} has {fault}")
+        if min(decay.min(initial=0.0), scale.min(initial=0.0)) < 0:
+            # Terms may cancel, which makes the relative error of their sum large.
+            column = np.abs(column) + self.coef_error(iterations) * buffered_coef(
+                np.abs(decay), np.abs(scale), iterations
+            )
         return np.abs(column)
+
+    def coef_error(self, iterations: int) -> float:
+        """**Formal guarantees.** Theorem 4 of docs/theory/floating-point.md, "The matrix that runs"."""
+        count = len(self.buffers(iterations)[0])
+        return 2 * (count + 16) * UNIT if count else 0.0
 
     def noising_coef(self, iterations: int) -> Array:
         # The streaming recursion applied to an impulse takes O(d) per iteration; inverting the series is quadratic.

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.numerics import Array
-from dpmf.strategies.base import ToeplitzStrategy, invert_series, pad_or_cut
+from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, pad_or_cut
 
 
 def power_series(exponent: float, n: int) -> Array:
@@ -46,7 +46,7 @@ class BandedSquareRoot(ToeplitzStrategy):
 
 
 @dataclass(frozen=True)
-class BandedInverseSquareRoot(ToeplitzStrategy):
+class BandedInverseSquareRoot(InverseToeplitzStrategy):
     """BISR: C⁻¹ has the first p coefficients of (1−x)^(1/2), the rest zero (Kalinin et al. 2025)."""
 
     p: int
@@ -54,10 +54,6 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     @property
     def name(self) -> str:
         return f"BISR(p={self.p})"
-
-    def strategy_coef(self, iterations: int) -> Array:
-        # All terms of this recursion are non-negative, because the noising coefficients after the first are negative.
-        return invert_series(self.noising_coef(iterations), iterations)
 
     def noising_coef(self, iterations: int) -> Array:
         return pad_or_cut(power_series(0.5, min(self.p, iterations)), iterations)

@@ -18,7 +18,7 @@ import numpy as np
 from dpmf import errors, validation
 from dpmf.numerics import Array
 from dpmf.strategies import cache
-from dpmf.strategies.base import ToeplitzStrategy, invert_series, pad_or_cut
+from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, invert_series, pad_or_cut
 from dpmf.strategies.buffered import BufferedStrategy, buffered_coef, fault_of
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class BLT(_OptimisedForSchedule, BufferedStrategy):
 
 
 @dataclass(frozen=True)
-class BandInvMF(_OptimisedForSchedule):
+class BandInvMF(_OptimisedForSchedule, InverseToeplitzStrategy):
     """The C with banded Toeplitz inverse that has the least error (Kalinin et al. 2025), optimised here.
 
     Minimises the mean (``error="mean"``) or largest squared error of the prefix sums times the squared sensitivity of a
@@ -186,10 +186,6 @@ class BandInvMF(_OptimisedForSchedule):
         version = f"dpmf {_BANDINVMF_VERSION}, scipy {_version('scipy')}"
         label = f"{self.name} for N={n}"
         return pad_or_cut(cache.remember("bandinvmf", parameters, version, label, compute)["noising_coef"], iterations)
-
-    def strategy_coef(self, iterations: int) -> Array:
-        # All terms of this recursion are non-negative.
-        return invert_series(self.noising_coef(iterations), iterations)
 
 
 def bandmf(bandwidth: int, *, iterations: int | None = None) -> BandMF:

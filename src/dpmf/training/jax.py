@@ -17,6 +17,7 @@ import numpy as np
 from dpmf import errors, validation
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import ToeplitzStrategy
+from dpmf.strategies.inversion import covering_inverse
 from dpmf.training.noise import Plan, make_plan
 
 
@@ -101,7 +102,7 @@ def _noising_matrix(mechanism: Mechanism, plan: Plan) -> Any:
     if plan.method == "regeneration" or not (
         plan.method == "buffers" or isinstance(mechanism.strategy, ToeplitzStrategy)
     ):
-        inverse = mechanism.strategy.inverse(mechanism.batching.iterations)
+        inverse = covering_inverse(mechanism.strategy, mechanism.batching.iterations)
         return jnp.asarray(inverse / plan.scale)
     if plan.copies == 0:
         first = float(plan.weights[0, 0])

@@ -27,6 +27,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.strategies.base import NormalizedToeplitz, Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.buffered import BufferedStrategy
+from dpmf.strategies.inversion import covering_coef, covering_inverse
 from dpmf.training import _backends
 from dpmf.training._sources import SOURCES, make_source
 
@@ -82,8 +83,11 @@ def make_plan(strategy: Strategy, iterations: int, max_copies: int = MAX_COPIES)
         candidates.append(Plan("back-substitution", p - 1, bands))
     fitting = [plan for plan in candidates if plan.copies <= max_copies]
     if fitting:
-        return min(fitting, key=lambda plan: plan.copies)
-    return Plan("regeneration", 0, strategy.inverse(iterations))
+        plan = min(fitting, key=lambda plan: plan.copies)
+        if plan.method == "convolution" and isinstance(strategy, ToeplitzStrategy):
+            return replace(plan, weights=covering_coef(strategy, iterations)[None, :])
+        return plan
+    return Plan("regeneration", 0, covering_inverse(strategy, iterations))
 
 
 def _bands(strategy: Strategy, iterations: int, p: int) -> Array:

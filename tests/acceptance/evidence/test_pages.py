@@ -206,6 +206,18 @@ def test_what_is_committed_is_not_computed_again(computed: Computed, tmp_path: P
     assert computed == before
 
 
+def test_a_run_of_some_cells_keeps_the_others_that_are_committed(computed: Computed, tmp_path: Path) -> None:
+    """Also where their code is older: a page is never made from fewer numbers than it was."""
+    data = tmp_path / "docs" / "data" / "tightness.json"
+    older = [Record(cell, "0.0+older", {"sigma": 3.0, "error": 0.001}, None, 0.1) for cell in tightness.cells()]
+    data.write_text(export(older))
+    assert in_process("make", "tightness", "--only", "k=1 chain ", cwd=tmp_path).returncode == 0
+    assert len(computed) == 4
+    after = read_export(data)
+    assert set(after) == set(tightness.cells())
+    assert {cell for cell, record in after.items() if record.code != "0.0+older"} == set(computed)
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped(
     computed: Computed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from dpmf import strategies
 from dpmf.strategies import _lock, cache
@@ -266,18 +266,10 @@ def begun(place: Path) -> list[str]:
     return (place / "begun").read_text().split() if (place / "begun").exists() else []
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if holds():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it never happened")
-
-
 def test_two_processes_compute_once(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     first = start(tmp_path, "1")
-    wait_until(lambda: begun(tmp_path) == ["1"])
+    until(lambda: begun(tmp_path) == ["1"])
     second = start(tmp_path, "2")
     # It has said that it waits, so it is past looking on disk.
     assert "waiting for another process that is optimising Work" in second.stderr.readline()
@@ -290,12 +282,12 @@ def test_two_processes_compute_once(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     first = start(tmp_path, "1")
-    wait_until(lambda: begun(tmp_path) == ["1"])
+    until(lambda: begun(tmp_path) == ["1"])
     second = start(tmp_path, "2")
     assert "waiting" in second.stderr.readline()
     first.kill()
     first.communicate()
-    wait_until(lambda: begun(tmp_path) == ["1", "2"])
+    until(lambda: begun(tmp_path) == ["1", "2"])
     (tmp_path / "go").touch()
     assert second.communicate(timeout=60)[0] == "[2.0]\n"
     third = start(tmp_path, "3")

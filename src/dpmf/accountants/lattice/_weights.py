@@ -80,7 +80,7 @@ def cell_weights(s: float, step: float, first: int, last: int) -> tuple[Array, A
 
 
 def _relative_error(z: Array, root: float) -> Array:
-    """Of a normal density, tail or panel between the z (tails: `ndtr` is good to 5·10⁻¹⁴)."""
+    """Of a normal density, tail or panel between the z (that of `ndtr` is in docs/theory/floating-point.md)."""
     return np.asarray(2e-13 + 16 * UNIT * (np.abs(z) + root + 1) ** 2)
 
 
