@@ -34,6 +34,7 @@ def main() -> None:
     import torch
     from opacus.optimizers import DPOptimizer
 
+    from dpmf.training._loader import Deliveries
     from dpmf.training._optimizer import CorrelatedDPOptimizer
     from dpmf.training.noise import NoiseStream
     from dpmf.training.sampler import BallsInBinsSampler
@@ -47,8 +48,6 @@ def main() -> None:
         def timed() -> float:
             for p, gradient in zip(layers, gradients, strict=True):
                 p.summed_grad, p.grad_sample, p.grad = gradient.clone(), [], None
-            if isinstance(optimizer, CorrelatedDPOptimizer):
-                optimizer.sampler.seek(optimizer.noise.step + 1)
             start = time.process_time()
             optimizer.add_noise()
             return time.process_time() - start
@@ -60,10 +59,10 @@ def main() -> None:
     for name, strategy, how in ROWS:
         mechanism = Mechanism(strategy, BallsInBins(10, 10))
         noise = NoiseStream(mechanism, [tuple(p.shape) for p in layers], backend="torch", seed=1, **how)
-        sampler = BallsInBinsSampler(100, mechanism, seed=1)
+        deliveries = Deliveries(BallsInBinsSampler(100, mechanism, seed=1), lambda: 0)  # only add_noise is called
         optimizer = CorrelatedDPOptimizer(
-            torch.optim.SGD(layers, lr=0.1), noise=noise, sampler=sampler, prefetched=0, **options
-        )
+            torch.optim.SGD(layers, lr=0.1), noise=noise, deliveries=deliveries, **options
+        )  # fmt: skip
         steps[name] = step(optimizer)
         memory[name] = noise.state_bytes / (4 * PARAMETERS)
     for timed in steps.values():  # memory is taken in the first step

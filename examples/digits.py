@@ -100,7 +100,8 @@ def main() -> None:
         runs = [train(mechanism, sigma, training, rate, seed) for seed in range(arguments.seeds - 1)]
         runs.append(train(mechanism, sigma, training, rate, arguments.seeds - 1, arguments.checkpoint))
         if arguments.checkpoint is not None:
-            arguments.checkpoint.unlink(missing_ok=True)  # this strategy is done; the next is another mechanism
+            for file in (arguments.checkpoint, *runs[-1].journal.files):
+                file.unlink(missing_ok=True)  # this strategy is done, and the next one is another mechanism
         scores = [100 * accuracy(run.model, test) for run in runs]
         spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
         mean = statistics.mean(scores)

@@ -21,7 +21,6 @@ from dpmf.training.noise import NoiseStream
 torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")
 
 RECORDS, WIDTH, CLIP, SIGMA = 40, 8_000, 0.25, 1.5
 ALLOCATION = dpmf.BallsInBins.from_iterations(17, 5)
@@ -171,7 +170,7 @@ def _more_bins(run: PrivateTraining) -> None:
 
 
 MISTAKES: dict[str, tuple[str, Callable[[PrivateTraining], None], Callable[[PrivateTraining], None] | None]] = {
-    "half the noise": ("variance", lambda run: setattr(run.optimizer, "_check", lambda: None), None),
+    "half the noise": ("variance", lambda run: setattr(run.optimizer, "_problem", lambda: None), None),
     "clipped twice as long": ("sum of step", lambda run: setattr(run.optimizer, "max_grad_norm", 2 * CLIP), None),
     "independent noise": ("correlated", lambda run: setattr(run.noise, "plan", IDENTITY), None),
     "fresh noise on resuming": ("correlated|variance", lambda run: None, _fresh_noise),

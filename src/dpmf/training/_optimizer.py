@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,33 +12,71 @@ from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
 from dpmf.errors import TrainingError
+from dpmf.training._loader import Deliveries
 from dpmf.training.noise import NoiseStream
-from dpmf.training.sampler import BallsInBinsSampler
 
 
 class _CorrelatedNoise:
-    """What both optimisers share. Clipping and summing are Opacus'; the noise, and its scale, are ours."""
+    """What both optimisers share. Opacus clips and sums; this class adds the noise and scales the result."""
 
     params: list[Any]
     max_grad_norm: float
     noise_multiplier: float
     loss_reduction: str
     expected_batch_size: float
-    accumulated_iterations: int
+    original_optimizer: Any
+    reduce_gradients: Callable[[], None]
 
-    def __init__(
-        self, optimizer: Any, *, noise: NoiseStream, sampler: BallsInBinsSampler, prefetched: int, **options: Any
-    ):
+    def __init__(self, optimizer: Any, *, noise: NoiseStream, deliveries: Deliveries, **options: Any):
         super().__init__(optimizer, **options)  # type: ignore[call-arg]
         self.noise = noise
-        self.sampler = sampler
-        self._prefetched = prefetched
+        self.deliveries = deliveries
+        self.on_release: Callable[[int, str], None] | None = None  # called with the step and a digest of its gradient
         self._accounted = self.noise_multiplier
+        self._world = int(getattr(self, "world_size", 1))
         self._adds_noise = getattr(self, "rank", 0) == 0
 
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on one batch, or, for a part of a batch that was split, the sum of its clipped gradients only."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        if not self.pre_step():
+            return None
+        if self._world > 1:
+            self.reduce_gradients()
+        if self.on_release is not None:
+            self.on_release(self.noise.step - 1, _digest([p.grad for p in self.params]))
+        return self.original_optimizer.step()
+
+    def pre_step(self, closure: Any = None) -> Any:
+        passes = {len(p.grad_sample) if isinstance(p.grad_sample, list) else 1 for p in self.params}
+        if passes == {1}:
+            problem = self.deliveries.problem(
+                max(0 if p.grad_sample is None else len(p.grad_sample) for p in self.params)
+            )
+        else:
+            problem = (
+                f"step {self.noise.step} has the gradients of several backward passes, it must have those of one: "
+                "make a step after every batch; to split a large batch use Opacus' BatchMemoryManager, and for larger "
+                "batches choose fewer batches_per_epoch"
+            )
+        if problem is not None:
+            self._agree(problem)
+        if self.deliveries.summed == 0:
+            for p in self.params:
+                p.summed_grad = None  # left over from a batch of which only a part was used
+        return super().pre_step(closure)  # type: ignore[misc]
+
+    def signal_skip_step(self, do_skip: bool = True) -> None:
+        """Opacus' BatchMemoryManager says here, ahead of time, which parts end a batch; the records themselves do."""
+
+    def _check_skip_next_step(self, pop_next: bool = True) -> bool:
+        return not self.deliveries.use()
+
     def add_noise(self) -> None:
-        """Turn the sum of clipped gradients into a release: + σ · clipping norm · the next row of C⁻¹Z."""
-        self._check()
+        """Add noise_multiplier · clipping norm · the next row of C⁻¹Z to the sum of clipped gradients."""
+        self._agree(self._problem())
         scale = self.noise_multiplier * self.max_grad_norm
         flat = []
         for p in self.params:
@@ -59,44 +99,48 @@ class _CorrelatedNoise:
 
     def scale_grad(self) -> None:
         """Divide by the expected batch size, whatever the size of this batch was."""
-        if self.accumulated_iterations != 1:
-            raise TrainingError(
-                "gradients of several batches must not be accumulated into one step: use Opacus' BatchMemoryManager"
-            )
         if self.loss_reduction == "mean":
             for p in self.params:
                 p.grad /= self.expected_batch_size
 
-    def _check(self) -> None:
-        step = self.noise.step
+    def _problem(self) -> str | None:
+        """Why the sum of clipped gradients must not be released; None if it may."""
         if self.noise_multiplier != self._accounted:
-            raise TrainingError(
+            return (
                 f"noise_multiplier must stay {self._accounted!r}, which was accounted for, "
                 f"got {self.noise_multiplier!r}"
             )
         if [tuple(p.shape) for p in self.params] != self.noise.shapes:
-            raise TrainingError("the parameters that are trained must stay those that make_private was given")
-        ahead = self.sampler.position - (step + 1)
-        if step < self.noise.iterations and not 0 <= ahead <= self._prefetched:
-            raise TrainingError(
-                f"step {step} must be made on batch {step} of the data loader, which is at batch "
-                f"{self.sampler.position - 1}: make exactly one step on every batch, empty ones included"
-            )
+            return "the parameters that are trained must stay those that make_private was given"
         device = self.params[0].device
-        finite = torch.stack([p.summed_grad.sum().isfinite().to(device) for p in self.params]).all()
-        if self.world > 1:
-            flag = finite.to(torch.uint8)
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
-            finite = flag.bool()
-        if not finite:
-            raise TrainingError(
-                f"the gradient of step {step} is not finite: the loss diverged (try a smaller learning rate) "
-                "or the data has NaN in it; nothing of this step was released"
+        if not torch.stack([p.summed_grad.sum().isfinite().to(device) for p in self.params]).all():
+            return (
+                f"the gradient of step {self.noise.step} is not finite: the loss diverged (try a smaller learning "
+                "rate) or the data has NaN in it; nothing of this step was released"
             )
+        return None
 
-    @property
-    def world(self) -> int:
-        return int(getattr(self, "world_size", 1))
+    def _agree(self, problem: str | None) -> None:
+        """Raise `TrainingError` if this rank or any other has a problem, or if the ranks are at different steps."""
+        if self._world > 1:
+            step = self.noise.step
+            told = torch.tensor([problem is not None, step, -step], device=self.params[0].device)
+            torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)
+            refused, last, first = told.tolist()
+            if problem is None and last != -first:
+                problem = f"all ranks must be at the same step, they are at steps {-first} to {last}"
+            elif problem is None and refused:
+                problem = f"another rank refused step {step}: its message says why"
+        if problem is not None:
+            raise TrainingError(problem)
+
+
+def _digest(gradients: list[Any]) -> str:
+    """A short digest of noisy gradients: it tells different results of one step apart, cheaply and on any device."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [g.detach().contiguous().view(integers[g.element_size()]).sum(dtype=torch.int64) for g in gradients]
+    total = torch.stack([s.to(sums[0].device) for s in sums]).tolist()
+    return hashlib.sha256(repr(total).encode()).hexdigest()[:16]
 
 
 class CorrelatedDPOptimizer(_CorrelatedNoise, DPOptimizer):  # type: ignore[misc]
@@ -104,4 +148,4 @@ class CorrelatedDPOptimizer(_CorrelatedNoise, DPOptimizer):  # type: ignore[misc
 
 
 class DistributedCorrelatedDPOptimizer(_CorrelatedNoise, DistributedDPOptimizer):  # type: ignore[misc]
-    """For several: every process clips its share of the batch, the first one adds the noise, once."""
+    """For several: every process clips its share of the batch, and rank 0 adds the noise, once."""

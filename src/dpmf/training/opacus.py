@@ -10,26 +10,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpmf import api, errors, validation
+from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
-from dpmf.training import checkpoint
-from dpmf.training._sources import KEY_BYTES, new_key
+from dpmf.training._resumable import Resumable
+from dpmf.training._sources import new_key
+from dpmf.training.journal import Journal
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sampler import BallsInBinsSampler
 
+_PARTS = ("model", "optimizer", "accountant", "random", "extra")
+
 
 @dataclass(eq=False)
-class PrivateTraining:
-    """What `make_private` gives back; unpacks as ``model, optimizer, data_loader = private``.
+class PrivateTraining(Resumable):
+    """A private training run, made by `make_private`; unpacks as ``model, optimizer, data_loader = private``.
 
     Attributes:
-      model, optimizer, data_loader: to be used in place of one's own, in an ordinary training loop.
-      mechanism: what the training is.
+      model, optimizer, data_loader: replace your own in an ordinary training loop.
+      mechanism: the mechanism that was accounted for.
       noise_multiplier: σ for clipping norm 1 and the strategy as given.
       max_grad_norm: the clipping norm.
-      accountant: Opacus' interface to the true guarantee, also that of `privacy_engine`.
-      calibration: how σ came about, where it was calibrated.
+      accountant: the guarantee, behind Opacus' interface; also the accountant of `privacy_engine`.
+      privacy_engine: Opacus' engine.
+      calibration: how σ was found, if it was calibrated.
       sampler, noise: the balls-in-bins batches and the rows of C⁻¹Z.
+      journal: what this run has released (see `dpmf.training.journal`).
     """
 
     model: Any
@@ -43,116 +49,111 @@ class PrivateTraining:
     calibration: Calibration | None
     sampler: BallsInBinsSampler
     noise: NoiseStream
+    journal: Journal
+
+    def __post_init__(self) -> None:
+        self.optimizer.on_release = lambda step, digest: self.journal.release(step, digest)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.data_loader))
 
     @property
-    def steps_left(self) -> int:
-        return self.noise.iterations - self.noise.step
+    def step(self) -> int:
+        """The number of steps made so far."""
+        return self.noise.step
 
     def get_epsilon(self, delta: float) -> float:
-        """The ε spent so far."""
+        """The privacy spent so far.
+
+        Args:
+          delta: the δ of the guarantee.
+
+        Returns:
+          An ε for which the steps made so far are (ε, δ)-DP.
+        """
         return float(self.accountant.get_epsilon(delta))
 
     def _identity(self) -> dict[str, Any]:
-        batching = self.mechanism.batching
-        return {
-            "mechanism": self.mechanism.name,
-            "matrix": self.noise.strategy_digest(),
-            "allocation": [batching.epochs, batching.batches_per_epoch, batching.iterations],
-            "records": self.sampler.size,
-            "noise_multiplier": self.noise_multiplier,
-            "max_grad_norm": self.max_grad_norm,
-            "shapes": [list(shape) for shape in self.noise.shapes],
-        }
+        return {"max_grad_norm": self.max_grad_norm, "shapes": [list(shape) for shape in self.noise.shapes]}
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Write everything a resumed run needs to be the same, bit for bit: model, optimizer, noise, batches, ε so far.
+        """Write a checkpoint: model, optimizer, noise, batches and the privacy spent.
 
-        `extra` may hold more (a scheduler's state, say). In distributed training the first process writes. The file is
-        as secret as the data.
+        A run that is resumed from it gives the same bits as one that was never interrupted. The journal of the run is
+        kept in the same directory. In distributed training, only rank 0 writes. The file is as secret as the data.
+
+        Args:
+          path: the file, which is replaced atomically.
+          extra: more plain values or arrays to keep, such as the state of a scheduler.
         """
-        import torch
-
         if self.optimizer._is_last_step_skipped:
-            raise errors.TrainingError("a checkpoint can only be written after a whole batch, not within a virtual one")
-        if not self.optimizer._adds_noise:
-            return
-        checkpoint.save(
-            path,
-            {
-                "identity": self._identity(),
+            raise TrainingError("a checkpoint can only be written after a whole batch, not after a part of one")
+        if self.optimizer._adds_noise:
+            more = {
                 "model": dict(self.model.state_dict()),
                 "optimizer": self.optimizer.state_dict(),
-                "noise": self.noise.state_dict(),
-                "sampler": self.sampler.state_dict(),
                 "accountant": dict(self.accountant.state_dict()),
-                "torch_rng": torch.get_rng_state(),
+                "random": _random_state(self.model),
                 "extra": dict(extra or {}),
-            },
-        )
+            }
+            self._write(path, self.noise.state_dict(), more)
 
-    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Go on from a checkpoint of the same mechanism, data and model; gives `extra` back.
+    def load(self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False) -> dict[str, Any]:
+        """Continue from a checkpoint of the same mechanism, data and model.
 
-        Nothing is changed where the checkpoint is damaged or of something else: ValueError says which.
+        Steps that were made after the checkpoint, before a crash, say, are made again. They must give the same bits as
+        before, or `TrainingError` is raised: a second continuation with other results has the same noise as the first
+        one, and the difference of both shows gradients without noise. For the same reason a checkpoint is refused if
+        the run has saved a later one, or if the run's journal is not beside it.
+
+        Args:
+          path: the checkpoint.
+          allow_second_continuation: continue nevertheless. Only set this if nothing that was computed after the
+            checkpoint (models, metrics, checkpoints) has been or will be shown to anybody: the guarantee does not
+            cover both continuations.
+
+        Returns:
+          What `save` was given as `extra`. ValueError or TrainingError says why a checkpoint is refused; nothing is
+          changed then.
         """
-        import torch
-
-        state = checkpoint.load(path)
-        try:
-            told, parts = (
-                state["identity"],
-                [state[n] for n in ("model", "optimizer", "noise", "sampler", "accountant")],
-            )
-            rng, extra = state["torch_rng"], state["extra"]
-        except KeyError as error:
-            raise ValueError(f"checkpoint must be one that save() wrote, {path} has no {error}") from None
-        for name, mine in self._identity().items():
-            if told.get(name) != mine:
-                if name == "matrix":
-                    raise ValueError(f"checkpoint must be of this mechanism, {path} has another matrix C ({mine[:8]}…)")
-                raise ValueError(f"checkpoint must have {name} = {mine!r}, {path} has {told.get(name)!r}")
-        model, optimizer, noise, sampler, accountant = parts
-        for name, value in self.model.state_dict().items():
-            if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(self.model.state_dict()):
+        allow = validation.flag("allow_second_continuation", allow_second_continuation)
+        writes = self.optimizer._adds_noise
+        state, journal = self._read(path, _PARTS, allow=allow, writes=writes)
+        model, mine = state["model"], self.model.state_dict()
+        for name, value in mine.items():
+            if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
                 raise ValueError(f"checkpoint must be of this model, {path} has other parameters or buffers ({name})")
-        self.noise.load_state_dict(noise, step_only=not self.optimizer._adds_noise)
-        self.sampler.load_state_dict(sampler)
-        self.sampler.seek(self.noise.step)
-        self.accountant.load_state_dict(accountant)
+        journal.resumed()
+        self.noise.load_state_dict(state["noise"], step_only=not writes)
+        self.journal = journal
+        self.sampler.load_state_dict(state["sampler"])
+        self.accountant.load_state_dict(state["accountant"])
         self.model.load_state_dict(model)
-        self.optimizer.load_state_dict(optimizer)
-        self.optimizer._step_skip_queue.clear()
-        torch.set_rng_state(rng)
-        return dict(extra)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.deliveries.restart()
+        self.optimizer._is_last_step_skipped = False
+        _set_random_state(self.model, state["random"])
+        return dict(state["extra"])
 
 
-class _CollateWithEmpty:
-    """Collate that turns an empty batch into tensors of length 0, shaped like those of the first record."""
-
-    def __init__(self, collate: Any, dataset: Any):
-        self._collate = collate
-        self._dataset = dataset
-
-    def __call__(self, batch: list[Any]) -> Any:
-        if batch:
-            return self._collate(batch)
-        return _emptied(self._collate([self._dataset[0]]))
-
-
-def _emptied(batch: Any) -> Any:
+def _random_state(model: Any) -> dict[str, Any]:
+    """The state of torch's generators that the model may use: on the CPU, and on its own device."""
     import torch
 
-    if isinstance(batch, torch.Tensor):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return {key: _emptied(value) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        parts = [_emptied(value) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    raise TypeError(f"collate_fn must give tensors, dictionaries, lists or tuples, got {type(batch).__name__}")
+    device = next(model.parameters()).device
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random_state(model: Any, states: Mapping[str, Any]) -> None:
+    import torch
+
+    torch.set_rng_state(states["cpu"])
+    device = next(model.parameters()).device
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def make_private(
@@ -179,37 +180,43 @@ def make_private(
     """Make training differentially private with the noise and the batches of a mechanism.
 
     Args:
-      model: a module Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
-      optimizer: any torch optimizer over (some of) the model's parameters.
-      dataset: has a length and gives a record by index; one record is what is protected.
+      model: a module that Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
+      optimizer: any torch optimizer over the model's parameters or some of them.
+      dataset: an object with a length that returns a record by its index. One record is the unit of privacy.
       mechanism: strategy, epochs and batches per epoch.
-      max_grad_norm: every record's gradient is clipped to this norm.
-      target_epsilon: what the noise is calibrated for, with
-      target_delta: the δ of the target; or
-      noise_multiplier: the noise itself, for clipping norm 1 and the strategy as given.
-      accountant: the dpmf accountant that calibrates and reports; one that only estimates is refused.
-      seed: for experiments that are repeated. By default batches and noise come from a secret of the operating system.
-      source: "secure" for a cryptographically secure generator.
-      noise_dtype: "float64" makes, keeps and adds the noise in double precision.
-      loss_reduction: "mean" or "sum", what the loss does over a batch.
-      grad_sample_mode: how Opacus finds per-sample gradients: "hooks", "functorch" or "ew".
+      max_grad_norm: the norm to which every record's gradient is clipped.
+      target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
+      target_delta: the δ for which the noise is calibrated.
+      noise_multiplier: the noise itself, for clipping norm 1 and the strategy as given, instead of a target.
+      accountant: the accountant that calibrates and reports. One that only estimates is refused.
+      seed: an integer that makes an experiment repeatable. By default batches and noise are drawn from a secret of the
+        operating system.
+      source: "fast", or "secure" for a cryptographically secure generator.
+      noise_dtype: the precision in which noise is drawn, kept and added, "float32" or "float64".
+      loss_reduction: whether the loss takes the "mean" or the "sum" over a batch.
+      grad_sample_mode: how Opacus computes per-sample gradients: "hooks", "functorch" or "ew".
       batch_first: whether the first dimension of the inputs is that of the records.
-      collate_fn: for the `DataLoader`; empty batches are taken care of.
-      num_workers: for the `DataLoader`.
-      loader_options: more of those.
+      collate_fn: as for torch's `DataLoader`. It is never called with an empty batch.
+      num_workers: as for torch's `DataLoader`.
+      loader_options: further arguments of torch's `DataLoader`.
 
-    **Formal guarantees.** The models produced by at most N steps of the training loop, one on every batch of the data
-    loader, are a post-processing of the mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or
-    removing a record. Per-sample clipping and its rounding are Opacus'. What floating-point noise leaves open is said
-    in the documentation on training.
+    Returns:
+      A `PrivateTraining`, whose model, optimizer and data loader replace your own.
+
+    **Formal guarantees.** The models produced by at most N steps of the training loop are a post-processing of the
+    mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every
+    record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of
+    loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device
+    say, and used again later in place of another one of the same size is not noticed.) Per-sample clipping and its
+    rounding are Opacus'. The documentation on training says what floating-point noise leaves open.
     """
     try:
         import torch
         from opacus import PrivacyEngine
         from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
-        from torch.utils.data import DataLoader, default_collate
+        from torch.utils.data import default_collate
 
-        from dpmf.training import _accountant, _optimizer
+        from dpmf.training import _accountant, _loader, _optimizer
     except ImportError:
         raise errors.missing_extra("torch and opacus", "torch", "make_private") from None
 
@@ -224,72 +231,81 @@ def make_private(
     known = {id(p) for p in model.parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not trained or any(id(p) not in known for p in trained):
-        raise ValueError("optimizer must be over parameters of the model, this one has none or others")
+        raise ArgumentError("optimizer", "must be over parameters of the model, this one has none or others")
 
     distributed = isinstance(model, DPDDP)
     if not distributed and isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ValueError("model must be wrapped in Opacus' DifferentiallyPrivateDistributedDataParallel, not torch's")
+        raise ArgumentError(
+            "model", "must be wrapped in Opacus' DifferentiallyPrivateDistributedDataParallel, not torch's"
+        )
+    device = trained[0].device
+    if source == "secure" and device.type != "cpu":
+        raise ArgumentError("source", f"must be fast with a model on {device.type}: secure noise is made on the CPU")
     rank, world, key = 0, 1, new_key(seed)
     if distributed:
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        shared = torch.tensor(list(key), dtype=torch.uint8, device=trained[0].device)
-        torch.distributed.broadcast(shared, 0)  # all processes must throw the same balls
+        # All ranks must draw the same assignment of records to bins.
+        shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
+        torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-        assert len(key) == KEY_BYTES
     sampler = BallsInBinsSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
 
     sigma, calibration, proved = _noise(mechanism, target_epsilon, target_delta, noise_multiplier, accountant)
-    device = trained[0].device
+    shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
-        mechanism,
-        [tuple(p.shape) for p in trained],
-        seed=key,
-        source=source,
-        dtype=noise_dtype,
-        backend="torch",
-        device=device,
-    )
-    if source == "secure" and device.type != "cpu":
-        raise ValueError(f"source must be fast with a model on {device.type}: the secure generator runs on the CPU")
-    sampler.follow(lambda: noise.step)
-
+        mechanism, shapes, seed=key, source=source, dtype=noise_dtype, backend="torch", device=device
+    )  # fmt: skip
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the noise is not from torchcsprng, which is not used
+        warnings.simplefilter("ignore")  # Opacus warns that its own noise, which is not used, is not secure
         _accountant.register()
         engine = PrivacyEngine(accountant=_accountant.NAME)
+    # Torch warns in every backward pass that the first layer's inputs have no gradients. Opacus' hooks do not use them.
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
     tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved)
     engine.accountant = tracker
-    # The loader draws a seed whenever it is iterated over: from the global generator, that would set a resumed run
-    # apart from one that was not interrupted.
+
+    deliveries = _loader.Deliveries(sampler, lambda: noise.step)
+    # A loader draws a seed whenever an iteration begins. From the global generator, that would change the random
+    # numbers of a resumed run.
     own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:4], "little"))
-    options = {"generator": own, **(loader_options or {})}
-    loader = DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=_CollateWithEmpty(collate_fn or default_collate, dataset),
+    loader = _loader.Loader(
+        deliveries,
+        dataset=_loader.NumberedDataset(dataset, len(dataset), key),
+        batch_sampler=_loader.NumberedBatches(sampler, lambda: noise.step),
+        collate_fn=_loader.Collate(collate_fn or default_collate),
         num_workers=workers,
-        **options,
+        **{"generator": own, **(loader_options or {})},
     )
     module = engine._prepare_model(
         model, batch_first=batch_first, loss_reduction=loss_reduction, grad_sample_mode=grad_sample_mode
     )
-    module.forbid_grad_accumulation()
+    module.register_forward_pre_hook(deliveries, with_kwargs=True)
     make = _optimizer.DistributedCorrelatedDPOptimizer if distributed else _optimizer.CorrelatedDPOptimizer
     private = make(
         optimizer,
         noise=noise,
-        sampler=sampler,
-        prefetched=workers * (loader.prefetch_factor or 0),
+        deliveries=deliveries,
         noise_multiplier=sigma,
         max_grad_norm=norm,
-        # Opacus averages over the processes: each divides by its share.
+        # Opacus averages over the ranks, so that each divides by its share.
         expected_batch_size=sampler.expected_batch_size / world,
         loss_reduction=loss_reduction,
     )
     private.attach_step_hook(tracker.get_optimizer_hook_fn(sample_rate=1 / mechanism.batching.batches_per_epoch))
     return PrivateTraining(
-        module, private, loader, mechanism, sigma, norm, tracker, engine, calibration, sampler, noise
-    )  # fmt: skip
+        model=module,
+        optimizer=private,
+        data_loader=loader,
+        mechanism=mechanism,
+        noise_multiplier=sigma,
+        max_grad_norm=norm,
+        accountant=tracker,
+        privacy_engine=engine,
+        calibration=calibration,
+        sampler=sampler,
+        noise=noise,
+        journal=Journal(writes=rank == 0),
+    )
 
 
 def _noise(
@@ -299,18 +315,18 @@ def _noise(
     noise_multiplier: float | None,
     accountant: api.AnyAccountant,
 ) -> tuple[float, Calibration | None, tuple[float, float] | None]:
-    """σ, how it was calibrated, and the (ε, δ) that was proved for it."""
-    if (noise_multiplier is None) == (target_epsilon is None):
-        raise ValueError("either target_epsilon with target_delta, or noise_multiplier must be given")
+    """The noise multiplier, how it was calibrated, and the (ε, δ) that was proved for it."""
     if noise_multiplier is not None:
-        if target_delta is not None:
-            raise ValueError("target_delta must be given with target_epsilon only, not with noise_multiplier")
+        if target_epsilon is not None or target_delta is not None:
+            raise ArgumentError(
+                "noise_multiplier", "must not be given with target_epsilon or target_delta: give the noise or a target"
+            )
         return validation.positive("noise_multiplier", noise_multiplier), None, None
+    if target_epsilon is None:
+        raise ArgumentError("target_epsilon", "must be given with target_delta, or noise_multiplier instead of both")
     if target_delta is None:
-        raise ValueError("target_delta must be given with target_epsilon")
-    found = api.calibrate(
-        mechanism, target_epsilon=float(target_epsilon or 0), target_delta=target_delta, accountant=accountant
-    )
+        raise ArgumentError("target_delta", "must be given with target_epsilon")
+    found = api.calibrate(mechanism, target_epsilon=target_epsilon, target_delta=target_delta, accountant=accountant)
     if not isinstance(found, Calibration):
-        raise ValueError(f"accountant must be one that proves its bound to train with, {found.accountant} estimates it")
+        raise ArgumentError("accountant", f"must be one that proves its bound, {found.accountant} only estimates it")
     return found.noise_multiplier, found, (found.target_epsilon, found.target_delta)

@@ -167,6 +167,7 @@ def _train(path: Path, log: Path) -> None:
         checkpoint.save(path, {"noise": noise.state_dict(), "sampler": sampler.state_dict(), "model": model})
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # by JAX, if another test has imported it
 def test_killed_at_a_hundred_moments_a_run_releases_the_same_bits(tmp_path: Path) -> None:
     _train(tmp_path / "whole", tmp_path / "whole.log")
     expected = dict(line.split() for line in (tmp_path / "whole.log").read_text().splitlines())

@@ -90,17 +90,6 @@ def test_a_restored_state_goes_on_mid_epoch(stop: int) -> None:
     assert [batch.tolist() for batch in second.batches()] == whole[stop:]
 
 
-def test_a_new_iteration_begins_where_training_is() -> None:
-    step = 0
-    sampler = BallsInBinsSampler(30, BallsInBins(2, 5), seed=1)
-    sampler.follow(lambda: step)
-    looked_at = list(sampler)  # an evaluation, say
-    step = 2
-    assert list(sampler) == looked_at[2:]
-    step = 5
-    assert list(sampler) == looked_at
-
-
 def test_processes_share_each_batch() -> None:
     batching = BallsInBins(1, 6)
     whole = BallsInBinsSampler(50, batching, seed=4)
@@ -128,8 +117,9 @@ GOOD = BallsInBinsSampler(20, BallsInBins(2, 5), seed=1).state_dict()
     ("change", "message"),
     [
         ({"size": 21}, "state must be of 20 records"),
-        ({"allocation": [2, 6, 12]}, r"got 20 records with \(2, 6, 12\)"),
-        ({"format": 2}, "format 1, got format 2"),
+        ({"batching": {**GOOD["batching"], "batches_per_epoch": 6}}, "got 20 and .*'batches_per_epoch': 6"),
+        ({"batching": {**GOOD["batching"], "kind": "Poisson"}}, "got 20 and {'kind': 'Poisson'"),
+        ({"format": 1}, "format 2, got format 1"),
         ({"source": "dice"}, "source 'dice'"),
         ({"position": 11}, "position must be at most 10"),
         ({"bins": GOOD["bins"][::-1].copy()}, "changed"),

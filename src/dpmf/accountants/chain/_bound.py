@@ -63,7 +63,7 @@ class _Tuning:
     far_strike: float = 3.0
     many: int = 64
     same_route: float = 0.2
-    noise: float = 0.02
+    noise: float = 0.025
     group: float = 0.5
     most_shared: tuple[int, int] = (150, 600)
     least_delta: float = 1e-15

@@ -84,14 +84,9 @@ class Law(Protocol):
       rounding: the relative error of the transform from rounding, in units of the transform at the real part of s.
     """
 
-    @property
-    def option(self) -> Option: ...
-
-    @property
-    def surplus(self) -> float: ...
-
-    @property
-    def rounding(self) -> float: ...
+    option: Option
+    surplus: float
+    rounding: float
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""
@@ -227,9 +222,8 @@ def pilot(law: Law, strike: float, scale: float) -> tuple[float, float] | None:
     values = log_moments(law, thetas) + option.sign * thetas * (option.strike - strike)
     score = np.where(np.isfinite(values), values - 2 * np.log(thetas), np.inf)
     best = int(np.argmin(score))
-    if not math.isfinite(score[best]):
-        return None
-    return float(thetas[best]), float(values[best] - 1 - math.log(thetas[best]))
+    found = float(thetas[best]), float(values[best] - 1 - math.log(thetas[best]))
+    return found if math.isfinite(score[best]) else None
 
 
 def chernoff(law: Law, tilts: Array) -> float:
@@ -346,8 +340,8 @@ class _Untilted:
         at_zero = complex(law.transform(np.array([tiny * 1j]))[0])
         self.mass = at_zero.real
         self.drift = at_zero.imag / tiny + self.mass * self._gap  # E(T − K)
-        # Its rounding error: that of a sum of terms of both signs, whose moduli add up to E(T + K).
-        self.unsure = 1.05 * law.rounding * (2 * law.option.strike + np.abs(self.drift))
+        # Its rounding error: that of a sum of terms of both signs, whose moduli add up to E(T + K) ≤ 2K + |E(T − K)|.
+        self.unsure = 4 * law.rounding * (law.option.strike + np.abs(self.drift))
 
     def refine(
         self, contour: _Contour, sign: int, strikes: float, others: float, parity: bool = False
@@ -370,7 +364,7 @@ class _Untilted:
         period = contour.period
         decay, linear = np.exp(-theta * period * m), self.mass * m * period
         offset = -(decay * np.maximum(linear + sign * self.drift, 0.0)).sum(axis=0)
-        unsure = self.unsure * decay.sum() + 1.05 * law.rounding * float((decay * linear).sum())
+        unsure = self.unsure * decay.sum() + 4 * law.rounding * float((decay * linear).sum())
         if parity:
             offset, unsure = offset + self.drift, unsure + self.unsure
         count, values = _TUNING.first_count, np.full(len(gap), math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from dpmf.accountants.chain._lines import LineModel, StationaryModel, power_sum
 from dpmf.accountants.chain._majorants import stationary_models
 from dpmf.accountants.chain._spreads import Option, Resolution
 from dpmf.gram.sums import gram_sums, lower_sums, toeplitz_lags
+from dpmf.lower_bounds import _families
 
 STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]
 ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), BallsInBins(6, 7)]
@@ -111,7 +113,7 @@ def test_large_path_at_a_moderate_size(monkeypatch):
     target = {"target_epsilon": 1.0, "target_delta": 1e-5, "relative_tolerance": 1e-3}
     dense = dpmf.calibrate(mechanism, accountant=Chain(), **target)
     monkeypatch.setattr(chain, "_TUNING", chain._Tuning(dense_batches=0))
-    monkeypatch.setattr(lower, "_DENSE_BATCHES", 0)
+    monkeypatch.setattr(_families, "_TUNING", replace(_families._TUNING, dense_batches=0))
     fresh = Mechanism(strategies.bsr(3), BallsInBins(3, 300))
     large = dpmf.calibrate(fresh, accountant=Chain(), with_lower=True, **target)
     assert "gram" not in fresh.__dict__

@@ -1,0 +1,254 @@
+"""A torch data loader whose batches carry the number of their iteration, so that a step can check which batch it is on.
+
+The number must survive worker processes, which collate batches ahead of time, and Opacus' `BatchMemoryManager`, which
+splits lists of indices. It is therefore part of every index (`NumberedBatches`). `NumberedDataset` decodes it where
+the records are read, `Collate` packs it with the collated records, and `Loader` unpacks it when the training loop takes
+the batch. `Deliveries` remembers what the loop holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from opacus.utils import batch_memory_manager
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from dpmf.errors import TrainingError
+from dpmf.training.sampler import BallsInBinsSampler
+
+
+class NumberedBatches:
+    """A batch sampler for torch: lists of integers t · size + record, where t is the iteration.
+
+    An empty batch is the list [−1 − t]. Every iteration over it begins at the step that training is at and ends with
+    the epoch.
+    """
+
+    def __init__(self, sampler: BallsInBinsSampler, step: Callable[[], int]):
+        self._sampler = sampler
+        self._step = step
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for t in self._sampler.epoch_from(self._step()):
+            yield (t * self._sampler.size + self._sampler.batch(t)).tolist() or [-1 - t]
+
+
+class _Part(NamedTuple):
+    """A batch, or the part of one that fits into memory: its iteration, its first record, its size, its content."""
+
+    iteration: int
+    first: int
+    size: int
+    content: Any
+
+
+class NumberedDataset:
+    """A dataset that is read by the integers of `NumberedBatches`, and by record as before."""
+
+    def __init__(self, dataset: Any, size: int, key: bytes):
+        self.dataset = dataset
+        self._size = size
+        self._key = hashlib.sha256(b"dpmf loader workers" + key).digest()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, record: int) -> Any:
+        return self.dataset[record]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":  # copies and pickles ask before there is a dataset
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitems__(self, codes: list[int]) -> _Part:
+        if get_worker_info() is not None:
+            self._seed_worker(codes[0])
+        if codes[0] < 0:  # an empty batch: one record shows what its tensors look like
+            return _Part(-1 - codes[0], -1, 0, [self.dataset[0]])
+        records = [code % self._size for code in codes]
+        together = getattr(self.dataset, "__getitems__", None)
+        content = together(records) if together else [self.dataset[record] for record in records]
+        return _Part(codes[0] // self._size, records[0], len(records), content)
+
+    def _seed_worker(self, code: int) -> None:
+        """Make random augmentation in worker processes a function of the batch, so that a resumed run repeats it."""
+        seed = int.from_bytes(hashlib.sha256(self._key + b"%d" % code).digest()[:8], "little")
+        torch.manual_seed(seed >> 1)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is what datasets use
+
+
+class Collate:
+    """Collate the records of a part; an empty batch becomes tensors of length 0, shaped like those of a record."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]):
+        self._collate = collate
+
+    def __call__(self, part: _Part) -> Parcel:
+        batch = self._collate(part.content)
+        return Parcel(part._replace(content=_emptied(batch) if part.size == 0 else batch))
+
+
+class Parcel:
+    """A collated part on its way from a worker to the training loop. Only `Loader` opens it."""
+
+    def __init__(self, part: _Part):
+        self.part = part
+
+    def pin_memory(self) -> Parcel:
+        """What torch calls when the loader pins memory."""
+        return Parcel(self.part._replace(content=pin_memory(self.part.content)))
+
+    def _refuse(self, *_: object) -> Any:
+        raise TrainingError(
+            "the data loader of make_private must not be rebuilt by other tools, because dpmf could not check which "
+            "batch a step is made on: iterate over it directly, or over the one of Opacus' BatchMemoryManager"
+        )
+
+    __iter__ = __getitem__ = __len__ = _refuse
+
+
+def _emptied(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        parts = [_emptied(value) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    raise TypeError(f"collate_fn must return tensors, dictionaries, lists or tuples, got {type(batch).__name__}")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+class Deliveries:
+    """What the training loop has been given, and how much of the current batch it has used.
+
+    The rule is: step t uses every record of batch t exactly once. A loop that breaks it is refused with a sentence that
+    says how, before anything is released.
+    """
+
+    def __init__(self, sampler: BallsInBinsSampler, step: Callable[[], int]):
+        self._sampler = sampler
+        self._step = step
+        self._last: _Part | None = None  # without its content
+        self._used = False
+        self._count = 0  # of deliveries; the tensors of the last one are marked with it
+        self.summed = 0  # records of the current batch whose gradients have been summed
+
+    def __reduce__(self) -> Any:
+        return _Unguarded, ()
+
+    def restart(self) -> None:
+        """Forget a batch of which only a part was used: a new iteration begins with the whole batch."""
+        self._last, self.summed = None, 0
+
+    def deliver(self, parcel: Parcel) -> Any:
+        """Open a parcel for the training loop."""
+        content = parcel.part.content
+        self._count += 1
+        self._last, self._used = parcel.part._replace(content=None), False
+        for tensor in _tensors(content):
+            tensor._dpmf_delivery = self._count
+        return content
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """As a hook before the forward pass: refuse tensors of an earlier batch. Copies of them carry no mark."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        for tensor in _tensors([arguments, keywords]):
+            if getattr(tensor, "_dpmf_delivery", self._count) != self._count:
+                raise TrainingError(
+                    f"the model was given a batch that is not the last one of the data loader: step {self._step()} "
+                    "must be made on the batch that was just delivered (evaluate with torch.no_grad())"
+                )
+
+    def problem(self, gradients: int) -> str | None:
+        """What is wrong with a step that has this many per-sample gradients; None if it is the step accounted for."""
+        step, last = self._step(), self._last
+        if step >= self._sampler.iterations:
+            return (
+                f"all {step} iterations that were accounted for have been made: another step would not be covered by "
+                "the guarantee"
+            )
+        rule = "make exactly one step on every batch, empty ones included"
+        if last is None:
+            return f"step {step} must be made on batch {step} of the data loader, which has delivered none: {rule}"
+        if last.iteration != step or self._used:
+            again = " again" if self._used else ""
+            return (
+                f"step {step} must be made on batch {step} of the data loader, it was made on batch "
+                f"{last.iteration}{again}: {rule}"
+            )
+        if gradients != last.size:
+            return (
+                f"step {step} must have one gradient for each of the {last.size} records of its batch, "
+                f"it has {gradients}: give the model every record once"
+            )
+        expected = self._sampler.batch(step)[self.summed : self.summed + last.size]
+        if len(expected) != last.size or (last.size and expected[0] != last.first):
+            return f"a part of batch {step} was left out or used twice: make one step on every part, in order"
+        return None
+
+    def use(self) -> bool:
+        """Count the last delivery as used. Returns whether its batch is complete now."""
+        assert self._last is not None
+        self._used = True
+        self.summed += self._last.size
+        if self.summed < len(self._sampler.batch(self._last.iteration)):
+            return False
+        self.summed = 0
+        return True
+
+
+class _Unguarded:
+    """The hook of a copied or pickled model, which is not what is trained: it refuses nothing."""
+
+    def __call__(self, *_: object) -> None:
+        pass
+
+
+class Loader(DataLoader):  # type: ignore[misc]
+    """Torch's data loader over `NumberedBatches`, `NumberedDataset` and `Collate`; it reports what it delivers."""
+
+    def __init__(self, deliveries: Deliveries, **options: Any):
+        super().__init__(**options)
+        self.deliveries = deliveries
+
+    def __iter__(self) -> Any:
+        self.deliveries.restart()
+        return map(self.deliveries.deliver, super().__iter__())
+
+
+_wrap_plain = batch_memory_manager.wrap_data_loader
+
+
+def _wrap_data_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) -> Any:
+    """Opacus' function, which builds a plain torch loader. Here it stays a `Loader` if it was one."""
+    wrapped = _wrap_plain(data_loader=data_loader, max_batch_size=max_batch_size, optimizer=optimizer)
+    if isinstance(data_loader, Loader):
+        wrapped.__class__ = Loader
+        wrapped.deliveries = data_loader.deliveries
+    return wrapped
+
+
+batch_memory_manager.wrap_data_loader = _wrap_data_loader
