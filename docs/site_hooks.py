@@ -33,6 +33,7 @@ ORDER: dict[str, list[str]] = {
         "theory/chain.md",
         "theory/majorants.md",
         "theory/cascade.md",
+        "theory/conditional.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",
     ],

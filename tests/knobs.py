@@ -76,11 +76,15 @@ FACTORS = (0.4, 2.5)
 
 
 def perturbed(tuning: Any) -> Iterator[tuple[str, Any]]:
-    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed."""
+    """Copies of a frozen dataclass of knobs, each with one knob made smaller or larger, and what was changed.
+
+    A knob that is None, which leaves a choice to the code, stays.
+    """
     for field in dataclasses.fields(tuning):
-        for factor in FACTORS:
-            value = _scaled(getattr(tuning, field.name), factor)
-            yield f"{field.name}={value}", dataclasses.replace(tuning, **{field.name: value})
+        value = getattr(tuning, field.name)
+        for factor in FACTORS if value is not None else ():
+            changed = _scaled(value, factor)
+            yield f"{field.name}={changed}", dataclasses.replace(tuning, **{field.name: changed})
 
 
 def _scaled(value: Any, factor: float) -> Any:
