@@ -194,6 +194,8 @@ def test_the_command_writes_one_and_the_checker_reads_it(tmp_path: Path, capsys:
         "--certificate", str(path),
     )  # fmt: skip
     assert path.exists(), done.stderr
+    assert f"certificate in {path}: remove, δ(1) ≤ " in done.stderr
+    assert "by gaussian" in done.stderr
     assert main(str(path)) == 0
     assert capsys.readouterr().out.startswith("holds\nremove: δ(1) ≤ ")
     path.write_text(path.read_text().replace('"epsilon": 1.0', '"epsilon": 0.9'))
