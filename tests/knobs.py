@@ -83,11 +83,13 @@ def perturbed(tuning: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(tuning):
         value = getattr(tuning, field.name)
         for factor in FACTORS if value is not None else ():
-            changed = _scaled(value, factor)
-            yield f"{field.name}={changed}", dataclasses.replace(tuning, **{field.name: changed})
+            other = _scaled(value, factor)
+            yield f"{field.name}={other}", dataclasses.replace(tuning, **{field.name: other})
 
 
 def _scaled(value: Any, factor: float) -> Any:
     if isinstance(value, bool):
         return not value
-    return tuple(_scaled(item, factor) for item in value) if isinstance(value, tuple) else _times(value, factor)
+    if isinstance(value, tuple):
+        return tuple(_scaled(item, factor) for item in value)
+    return max(1, round(value * factor)) if isinstance(value, int) else value * factor

@@ -1,4 +1,4 @@
-"""The chain accountant: correlated noise, both directions, tight to a few percent at most ε, without sampling.
+"""The chain accountant: correlated noise, both directions, every ε, without sampling (docs/tightness.md: how close).
 
 δ(ε) is a call (remove) or a put (add) on a basket of log-normals with covariance G/σ², whose strike is e^(±ε). The
 steps are those of docs/theory/chain.md:
@@ -52,7 +52,7 @@ class Chain(Accountant):
     """
 
     name: ClassVar[str] = "chain"
-    summary: ClassVar[str] = "chains that dominate the noise, by transfer matrices; tight at every ε"
+    summary: ClassVar[str] = "chains that dominate the noise, by transfer matrices; correlated noise, every ε"
     rests_on: ClassVar[str] = (
         "Kahane's inequality: entrywise larger Gram matrices dominate; transforms of chains inverted from above"
     )

@@ -25,6 +25,7 @@ from scipy.special import ndtri
 from dpmf import budget, validation
 from dpmf.accountants.monte_carlo._sampling import BACKENDS, Backend, Draws, LossSampler, Plan
 from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
+from dpmf.formatting import given, lower, upper
 from dpmf.mechanism import Mechanism
 
 _MAX_STORED = 20_000_000  # samples whose losses are kept for further ε (16 bytes each); more are drawn again
@@ -112,7 +113,7 @@ def samples_needed(
 
 
 def _describe(kind: str, failure_probability: float | None) -> str:
-    return kind if failure_probability is None else f"{kind}, fails with probability {failure_probability:g}"
+    return kind if failure_probability is None else f"{kind}, fails with probability {given(failure_probability)}"
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,9 @@ class MonteCarloEstimate:
         low, high = self.interval
         p = self.failure_probability
         return (
-            f"δ({self.epsilon:.6g}) {'≈' if p is None else '≤'} {self.value:.4g} at noise multiplier "
-            f"{self.noise_multiplier:.6g}: {_describe(self.kind, p)}, standard error {self.standard_error:.2g}, "
-            f"{_CONFIDENCE:.0%} interval [{low:.4g}, {high:.4g}] "
+            f"δ({given(self.epsilon)}) {'≈' if p is None else '≤'} {upper(self.value, 4)} at noise multiplier "
+            f"{given(self.noise_multiplier)}: {_describe(self.kind, p)}, standard error {self.standard_error:.2g}, "
+            f"{_CONFIDENCE:.0%} interval [{lower(low, 4)}, {upper(high, 4)}] "
             f"[monte-carlo, {self.direction}, {self.samples} samples, seed {self.seed}]"
         )
 
