@@ -14,13 +14,15 @@ import numpy as np
 
 import dpmf
 from dpmf import strategies
-from dpmf.accountants.chain import Chain, _families, _PreparedChain
+from dpmf.accountants.chain._bound import ChainBound
+from dpmf.accountants.chain._majorants import candidates, cost_of
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
 from dpmf.mechanism import Mechanism
 
 DELTA = 1e-5
+EMPHASES = (0.0, 3.0)
 EPSILONS = (0.25, 1.0, 4.0)
 MECHANISMS = {
     "BSR4 b=100 k=10": (strategies.bsr(4), BallsInBins(10, 100)),
@@ -45,11 +47,11 @@ def measure(mechanism: Mechanism, samples: int = 50_000) -> list[tuple[str, list
         )  # fmt: skip
         truth[epsilon] = found.noise_multiplier
     lines = []
-    for emphasis in _families.EMPHASES:
+    for emphasis in EMPHASES:
         own = float((np.exp(emphasis * gram / gram.max()) * gram).sum()) / len(gram)
-        for name, model in _families.candidates(gram, emphasis):
-            member = _PreparedChain(mechanism, float(gram.max()), Chain(), name, model)
-            cells = [f"{_families.cost_of(model, gram, emphasis) / own:.3f}"]
+        for name, model in candidates(gram, emphasis):
+            member = ChainBound(mechanism, model, family=name, largest=float(gram.max()))
+            cells = [f"{cost_of(model, gram, emphasis) / own:.3f}"]
             for epsilon, true in truth.items():
                 begin = time.process_time()
                 sigma, _, _ = calibrate_one_way([member], epsilon, DELTA, "remove", true * 1.05, 2e-3)

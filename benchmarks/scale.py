@@ -18,6 +18,7 @@ from rich.table import Table
 
 import dpmf
 from dpmf.accountants import Chain
+from dpmf.formatting import lower, upper
 
 STRATEGIES = {
     "dpsgd": dpmf.strategies.dpsgd(),
@@ -90,12 +91,12 @@ def _cost(found: dict[str, float]) -> tuple[str, str]:
 
 def main() -> None:
     console = Console(width=120)
-    table = Table("strategy", "k", "b", "accountant", "ε", "σ", "σ certainly too small below", "s", "CPU s", "GB")
+    table = Table("strategy", "k", "b", "accountant", "ε", "σ", "lower bound on σ", "s", "CPU s", "GB")
     table.title = "Calibration to (ε, 10⁻⁵), lower bound included"
     for row in CALIBRATIONS:
         found = measured("calibrate", *row)
         name, epochs, b, accountant, epsilon = row
-        numbers = [f"{found[key]:.4f}" for key in ("sigma", "lower")]
+        numbers = [upper(found["sigma"], 5), lower(found["lower"], 5)]
         table.add_row(
             name, str(epochs), str(b), accountant, f"{epsilon:g}", *numbers, *_cost(found), f"{found['gigabytes']:.2f}"
         )

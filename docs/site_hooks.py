@@ -33,6 +33,8 @@ ORDER: dict[str, list[str]] = {
         "theory/chain.md",
         "theory/majorants.md",
         "theory/cascade.md",
+        "theory/conditional.md",
+        "theory/monte_carlo.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",
     ],

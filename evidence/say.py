@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from dpmf.formatting import upper
 from evidence.store import Record
 
 
@@ -19,6 +20,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     return "none" if value is None else f"{value:.{digits}f}"
+
+
+def bound(value: float | None, digits: int = 4) -> str:
+    """A noise multiplier or an ε, rounded up; "none" for what cannot be certified."""
+    return "none" if value is None else upper(value, digits)
 
 
 def short(seconds: float) -> str:

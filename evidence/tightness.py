@@ -137,4 +137,16 @@ def families(results: Results) -> str:
     return f"Whose bound `best` returned, and how often: {counts}." if counts else "No cell of `best` is computed yet."
 
 
-BLOCKS = {"verdict": verdict, "table": tabulated, "winners": families}
+def summary(results: Results) -> str:
+    """For each accountant, how many entries are within 5 % of the truth, and the range of its ratios at each ε."""
+    lines = []
+    for column in (name for name in COLUMNS if name != "lower"):
+        ratios = {e: [x for row in ROWS if (x := ratio_of(results, row, column, e)) is not None] for e in EPSILONS}
+        known = [x for found in ratios.values() for x in found]
+        close = f"{sum(x <= 1.05 for x in known)} of {len(known)}"
+        ranges = [f"{min(found):.2f} to {max(found):.2f}" if found else "…" for found in ratios.values()]
+        lines.append([f"`{column}`", close, *ranges])
+    return table(["accountant", "within 5 %", *(f"ε = {e:g}" for e in EPSILONS)], lines)
+
+
+BLOCKS = {"verdict": verdict, "summary": summary, "table": tabulated, "winners": families}

@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import dpmf
+from dpmf.formatting import upper
 
 EPOCHS, BATCHES, CLIP, DELTA = 10, 97, 8.0, 1e-5
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -53,7 +54,7 @@ def sigma(arguments: argparse.Namespace) -> None:
                 if (strategy, name, str(epsilon)) in known:
                     continue
                 answer = dpmf.calibrate(found, target_epsilon=epsilon, target_delta=DELTA, accountant=prepared)
-                line = f"{strategy},{name},{epsilon},{answer.noise_multiplier:.6g}"
+                line = f"{strategy},{name},{epsilon},{upper(answer.noise_multiplier)}"
                 with path.open("a") as file:
                     file.write(line + "\n")
                 print(line, flush=True)
@@ -95,7 +96,7 @@ def train(arguments: argparse.Namespace) -> None:
         max_grad_norm=CLIP,
         seed=arguments.seed,
     )
-    print(f"{private.mechanism}: noise multiplier {private.noise_multiplier:.4f}", flush=True)
+    print(f"{private.mechanism}: noise multiplier {upper(private.noise_multiplier)}", flush=True)
     if arguments.checkpoint is not None and arguments.checkpoint.exists():
         private.load(arguments.checkpoint)
         print(f"going on from iteration {private.noise.step}", flush=True)
@@ -143,7 +144,7 @@ def table(results: Path, sigmas: Path) -> str:
             for e in EPSILONS:
                 scores = accuracy[strategy, name, e]
                 mean, spread = statistics.mean(scores), statistics.stdev(scores)
-                cells.append(f"{mean:.1f} ± {spread:.1f} % (σ = {sigma_of[strategy, name, e]:.3f})")
+                cells.append(f"{mean:.1f} ± {spread:.1f} % (σ = {upper(sigma_of[strategy, name, e], 4)})")
             lines.append(f"| {NAMES[strategy]} | {shown} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -281,7 +281,7 @@ def perform(trainer: Trainer, runs: list[Run], output: Path, until: float, itera
                 print(f"time is up, {len(missing) - number} runs left", flush=True)
                 return
             accuracy = trainer.run(run, iterations)
-            file.write(f"{','.join(run.key)},{run.sigma:.6g},{accuracy:.4f},{time.monotonic() - start:.2f}\n")
+            file.write(f"{','.join(run.key)},{run.sigma!r},{accuracy:.4f},{time.monotonic() - start:.2f}\n")
             file.flush()
             if number % 10 == 0:
                 print(number, "of", len(missing), run, accuracy, round(time.monotonic() - start, 2), flush=True)

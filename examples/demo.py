@@ -17,6 +17,7 @@ from rich.console import Console
 
 import dpmf
 from dpmf import report
+from dpmf.formatting import given
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
@@ -33,7 +34,7 @@ def main(directory: Path, epsilons: Sequence[float]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     batches = dpmf.BallsInBins(epochs=10, batches_per_epoch=100)
     print(
-        f"Noise multipliers that guarantee (ε, {DELTA:g})-DP over {batches.epochs} epochs of "
+        f"Noise multipliers that guarantee (ε, {given(DELTA)})-DP over {batches.epochs} epochs of "
         f"{batches.batches_per_epoch} balls-in-bins batches.\nFor clipping norm 1, the strategy as given. "
         "The first column is proved; the second is a sampled estimate.\n",
         flush=True,

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpmf
+from dpmf.formatting import upper
 from dpmf.training import PrivateTraining, make_private
 
 DELTA = 1e-4
@@ -105,7 +106,7 @@ def main() -> None:
         scores = [100 * accuracy(run.model, test) for run in runs]
         spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
         mean = statistics.mean(scores)
-        print(f"{name:10} {sigma:7.3f} {found.epsilon:6.2f} {rate:5.2f}  {mean:.1f}{spread} %", flush=True)
+        print(f"{name:10} {upper(sigma, 4):>7} {upper(found.epsilon):>6} {rate:5.2f}  {mean:.1f}{spread} %", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from soundness.hostile_state import checkpoint_file, database, event
 from soundness.hostile_training import training_loop
 from soundness.journal import PLACE, Journal, Row, cores, worked
 from soundness.judge import Outcome
+from soundness.printed import printed
 from soundness.progress import shown
 
 Target = Callable[[np.random.Generator, int, Path], Outcome]
@@ -41,13 +42,14 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "training checkpoints": (checkpoint_file, 300),
     "training loops": (training_loop, 600),
     "dp_accounting events": (event, 300),
+    "printed numbers": (printed, 500),
     "jax-privacy objects": (bridge_object, 300),
 }
 
 HARNESS = (
     "soundness/fuzz.py", "soundness/judge.py", "soundness/hostile_cli.py", "soundness/hostile_files.py",
     "soundness/hostile_objects.py", "soundness/hostile_state.py", "soundness/hostile_bridge.py",
-    "soundness/hostile_training.py", "evidence",
+    "soundness/hostile_training.py", "soundness/printed.py", "evidence",
 )  # fmt: skip
 _BLOCK = 50
 

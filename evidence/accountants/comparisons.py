@@ -8,7 +8,7 @@ from dpmf.report import LOOKS as STYLES
 from dpmf.report import new_figure
 from evidence.accountants.claim import DELTA, EPSILONS, LATTICE, LOOKS, RENYI, Claim, Found, calibrated
 from evidence.pictures import axis, plot
-from evidence.say import number, power, short, table
+from evidence.say import bound, number, power, short, table
 from evidence.spec import Cell, MechanismSpec, accountant
 
 
@@ -39,7 +39,7 @@ def _direction_finding(found: Found) -> str:
 
 
 def _direction_table(found: Found) -> str:
-    rows = [[f"{e:g}", *(number(found[f"{c}, ε={e:g}"]["sigma"]) for c in DIRECTION_COLUMNS)] for e in EPSILONS]
+    rows = [[f"{e:g}", *(bound(found[f"{c}, ε={e:g}"]["sigma"]) for c in DIRECTION_COLUMNS)] for e in EPSILONS]
     return table(["ε", *(f"{c} σ" for c in DIRECTION_COLUMNS)], rows)
 
 
@@ -186,7 +186,7 @@ def _baseline_table(found: Found) -> str:
     rows = []
     for s in SIGMAS:
         row = [found[f"{a}, σ={s:g}"] for a in PEERS]
-        rows.append([f"{s:g}", *(number(c["epsilon"], 4) for c in row), *(short(c["seconds"]) for c in row)])
+        rows.append([f"{s:g}", *(bound(c["epsilon"], 5) for c in row), *(short(c["seconds"]) for c in row)])
     return table(head, rows)
 
 

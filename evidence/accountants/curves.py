@@ -23,7 +23,7 @@ from evidence.accountants.claim import (
     times,
 )  # fmt: skip
 from evidence.pictures import axis, plot
-from evidence.say import number, table
+from evidence.say import bound, number, table
 from evidence.spec import AccountantSpec, Cell, MechanismSpec
 
 
@@ -52,7 +52,7 @@ def curve(
         rows = []
         for e in EPSILONS:
             sigmas = {a: found[key(a, e)]["sigma"] for a in accountants}
-            row = [f"{e:g}", *(number(s) for s in sigmas.values())]
+            row = [f"{e:g}", *(bound(s) for s in sigmas.values())]
             row += [number(ratio(sigmas[a], sigmas[truth]), 2) for a in others]
             rows.append([*row, found[key("best", e)]["accountant"]] if show_winner else row)
         return table([*head, "best is"] if show_winner else head, rows)
@@ -189,7 +189,7 @@ def _epoch_table(found: Found) -> str:
     for k in EPOCHS:
         row = [str(k)]
         for title, names in columns:
-            row += [number(found[f"{title}, k={k}, {a}"]["sigma"]) for a in names]
+            row += [bound(found[f"{title}, k={k}, {a}"]["sigma"]) for a in names]
             row.append(number(_epoch_ratio(found, title, k, "conditional"), 2))
         rows.append(row)
     return table(head, rows)

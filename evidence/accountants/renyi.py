@@ -8,7 +8,7 @@ from dpmf.report import LOOKS as STYLES
 from dpmf.report import new_figure
 from evidence.accountants.claim import SAMPLER, Claim, Found, calibrated, ratio
 from evidence.pictures import axis, plot
-from evidence.say import number, power, short, table
+from evidence.say import bound, number, power, short, table
 from evidence.spec import Cell, MechanismSpec, accountant
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -54,8 +54,8 @@ def _truncation_finding(found: Found) -> str:
 def _truncation_table(found: Found) -> str:
     columns = [(title, e) for title in TRUNCATION_TITLES for e in TRUNCATION_EPSILONS]
     head = ["bandwidth kept", *(f"{title}, ε = {e:g}" for title, e in columns)]
-    rows = [[str(p), *(number(found[f"{t}, ε={e:g}, p={p}"]["sigma"]) for t, e in columns)] for p in WIDTHS]
-    rows.append(["monte-carlo", *(number(found[f"{t}, ε={e:g}, monte-carlo"]["sigma"]) for t, e in columns)])
+    rows = [[str(p), *(bound(found[f"{t}, ε={e:g}, p={p}"]["sigma"]) for t, e in columns)] for p in WIDTHS]
+    rows.append(["monte-carlo", *(bound(found[f"{t}, ε={e:g}, monte-carlo"]["sigma"]) for t, e in columns)])
     return table(head, rows)
 
 
@@ -109,7 +109,7 @@ def _budget_table(found: Found) -> str:
     rows = []
     for w in BUDGETS:
         row = [found[f"ε={e:g}, work={w:g}"] for e in BUDGET_EPSILONS]
-        rows.append([power(w), *(number(c["sigma"]) for c in row), short(sum(c.get("seconds", 0.0) for c in row))])
+        rows.append([power(w), *(bound(c["sigma"]) for c in row), short(sum(c.get("seconds", 0.0) for c in row))])
     return table(head, rows)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dpmf import budget
 from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
+from dpmf.formatting import given
 from dpmf.search import LARGEST_RATIO, least_noise
 
 LITTLE_HOPE = 1.04  # a rough bound that exceeds its roughness times the target by this factor is taken to miss it
@@ -80,9 +81,8 @@ def calibrate_one_way(
     if contest.best is None:
         if not able:
             raise CalibrationError(str(reasons[-1]))
-        raise CalibrationError(
-            f"no noise multiplier up to {LARGEST_RATIO * start:.3g} meets epsilon = {epsilon:g}, delta = {delta:g}"
-        )
+        target = f"epsilon = {given(epsilon)}, delta = {given(delta)}"
+        raise CalibrationError(f"no noise multiplier up to {LARGEST_RATIO * start:.3g} meets {target}")
     return contest.best
 
 

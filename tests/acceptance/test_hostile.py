@@ -14,7 +14,7 @@ import scipy.linalg
 from dpmf import strategies
 from dpmf.integrations import jax_privacy
 from dpmf.strategies import inversion
-from soundness import fuzz, hostile_cli, judge, summary
+from soundness import fuzz, hostile_cli, judge, printed, summary
 
 SEED = 1  # not the one of the committed run
 
@@ -30,6 +30,7 @@ SEED = 1  # not the one of the committed run
         ("training checkpoints", 60),
         ("training loops", 40),
         ("dp_accounting events", 60),
+        ("printed numbers", 60),
         ("jax-privacy objects", 20),
     ],
 )
@@ -38,7 +39,7 @@ def test_no_fault_in_a_slice(target: str, count: int) -> None:
     assert faults == []
     assert counts["cases"] == count
     # Something of each was refused, or answered rightly where most inputs are good: the inputs reach the code.
-    assert counts["refused"] > count // 3 or target in ("strategy caches", "jax-privacy objects")
+    assert counts["refused"] > count // 3 or target in ("strategy caches", "jax-privacy objects", "printed numbers")
     assert counts["answered"] > 0 or target == "training checkpoints"
 
 
@@ -196,3 +197,29 @@ def test_sizes_are_refused_with_little_memory(mechanism: list[str]) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1
     assert "must be " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "up", "fine"),
+    [
+        ("0.0961456", 0.09614553598, True, True),
+        ("0.0961455", 0.09614553598, True, False),
+        ("0.0961455", 0.09614553598, False, True),
+        ("0.0961456", 0.09614553598, False, False),
+        ("0.1", 0.09614553598, True, False),
+        ("inf", None, True, True),
+        ("1", None, True, False),
+        ("5e-324", 5e-324, True, True),
+    ],
+)
+def test_a_number_printed_on_the_wrong_side_is_a_fault(text: str, value: float | None, up: bool, fine: bool) -> None:
+    assert (printed.wrong(text, value, up) is None) is fine
+
+
+def test_rounding_to_nearest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the printed numbers were before: the area sees it in a few dozen questions."""
+    from dpmf import report
+
+    monkeypatch.setattr(report, "upper", lambda value, digits=6: f"{value:.{digits}g}")
+    _, faults = fuzz.run("printed numbers", 12, SEED)
+    assert any("is on the wrong side of" in text for text in faults)

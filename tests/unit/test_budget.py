@@ -12,7 +12,7 @@ from oracles import gaussian_delta
 import dpmf
 from dpmf import BallsInBins, Mechanism, budget, strategies
 from dpmf.accountants import ACCOUNTANTS, Auto, Best, Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
-from dpmf.accountants.chain._laws import in_chunks
+from dpmf.accountants.chain._lines import in_chunks
 from dpmf.gram.bands import truncate
 from dpmf.gram.means import gram_matrix
 from dpmf.gram.sums import toeplitz_lags

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+# Proof constants (docs/theory/floating-point.md, "Loss distributions and conditional composition").
 _EPS = 2.0**-52
-_PER_UNIT = 128
+_THRESHOLD_ERROR = 1e-12  # relative to the terms of a threshold
+_HAZARD_ERROR = 1e-12  # relative error of a reverse hazard
+_PER_UNIT = 128  # entries of the table of Φ per unit
 
 
 class Terms(NamedTuple):
@@ -351,7 +354,7 @@ def mixture_thresholds(
                 if side == 1:
                     f_low *= 0.5
                 side = 1
-        out[e] = low - 1e-12 * (1.0 + abs(low) + reach)
+        out[e] = low - _THRESHOLD_ERROR * (1.0 + abs(low) + reach)
 
 
 @njit(cache=True)
@@ -365,28 +368,39 @@ def single_thresholds(terms: Terms, precision: float, z_single: np.ndarray, out:
                 nu = precision * terms.shifts[e, t, 0] - terms.divergences[e, t, 0]
                 best = max(best, nu + root * terms.spreads[e, t, 0] * z_single[e])
                 reach = max(reach, abs(nu))
-        out[e] = best - 1e-12 * (1.0 + abs(best) + reach) if terms.other[e] > 0 else 0.0
+        out[e] = best - _THRESHOLD_ERROR * (1.0 + abs(best) + reach) if terms.other[e] > 0 else 0.0
 
 
 @njit(cache=True)
 def mixture_weights(
-    thresholds: np.ndarray, terms: Terms, grain: float, means: np.ndarray, weights: np.ndarray, ends: np.ndarray
+    thresholds: np.ndarray,
+    terms: Terms,
+    grain: float,
+    remove: bool,
+    means: np.ndarray,
+    weights: np.ndarray,
+    ends: np.ndarray,
 ) -> None:
     """The dominating mixture of each step, ascending distinct means; step r ends before index ends[r].
 
-    The reverse hazard of entry e is at most 1/(1 + c + m e^τ); the weights follow from the top down. With grain > 0
-    hazards are raised to a power of e^(−grain), so that steps which hardly differ become equal.
+    The reverse hazard of entry e is at most 1/(1 + c + m e^τ); the weights follow from the largest mean down. With
+    grain > 0 hazards are raised to a power of e^(−grain), so that steps which hardly differ become equal.
+
+    The weights are partial products of up to n factors 1 − hazard, with three roundings each. They are moved by more
+    than these, upwards for "remove", where upper tails and the sum of all weights may not be too small, and downwards
+    for "add", where lower tails and the sum may not be too large.
     """
     at = 0
     for r in range(len(terms.bases)):
         first = at
-        remaining = 1.0
+        rounding = 2.0 * (terms.starts[r + 1] - terms.starts[r] + 8.0) * _EPS
+        remaining = 1.0 + rounding if remove else 1.0 - rounding
         # Written from the top down, then turned round.
         for e in range(terms.starts[r + 1] - 1, terms.starts[r] - 1, -1):
             rest = 1.0 + terms.same[e]
             if terms.other[e] > 0:
                 rest += terms.other[e] * math.exp(min(thresholds[e], 700.0))
-            hazard = min((1.0 + 1e-12) / rest, 1.0)  # more than all rounding below
+            hazard = min((1.0 + _HAZARD_ERROR) / rest, 1.0)
             if grain > 0.0:
                 hazard = math.exp(-grain * math.floor(-math.log(hazard) / grain))
             weight = remaining * hazard
@@ -402,6 +416,8 @@ def mixture_weights(
             means[at] = terms.bases[r]
             weights[at] = remaining
             at += 1
+        if at == first + 1:
+            weights[first] = 1.0
         means[first:at] = means[first:at][::-1].copy()
         weights[first:at] = weights[first:at][::-1].copy()
         ends[r] = at

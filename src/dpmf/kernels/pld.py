@@ -15,7 +15,10 @@ from numba import njit
 
 _SQRT2 = math.sqrt(2.0)
 _INV_SQRT_PI = 1.0 / math.sqrt(math.pi)
+# Proof constants (docs/theory/floating-point.md, "Loss distributions and conditional composition").
+_UNIT = 2.0**-53
 _ROUND = 2.0**-50
+_NEWTON = 1e-8  # relative size of the last step of Newton's iteration, whose square is the error of a node's position
 _MOST_NODES = 10_000
 
 
@@ -37,10 +40,21 @@ class Lattice(NamedTuple):
 
 
 class RowSums(NamedTuple):
-    """Per step: logs of the pmf's sums of mass·e^(order·loss), 2-norm of its row, mass of infinite loss."""
+    """What is known about the row of each step.
+
+    Attributes:
+      logs: per order, the log of the pmf's sum of mass·e^(order·loss). The first is the scale of the row; the others
+        are upper bounds.
+      totals: the sum of the row.
+      norms: the 2-norm of the row.
+      reaches: the largest |lattice index| in use.
+      infinities: the mass of infinite loss.
+    """
 
     logs: np.ndarray
+    totals: np.ndarray
     norms: np.ndarray
+    reaches: np.ndarray
     infinities: np.ndarray
 
 
@@ -104,24 +118,36 @@ def loss_and_slope(x: float, means: np.ndarray, log_weights: np.ndarray) -> tupl
 
 
 @njit(cache=True)
-def invert_loss(target: float, start: float, means: np.ndarray, log_weights: np.ndarray) -> float:
-    """The x with ℓ(x) = target, −∞ where ℓ stays above it; `start` must not lie to the left of it.
+def invert_loss(target: float, start: float, means: np.ndarray, log_weights: np.ndarray) -> tuple:
+    """The x with ℓ(x) = target and ℓ'(x), or −∞ and 0 where ℓ stays above it; `start` must not lie to the left of it.
 
     Newton's iteration on a convex increasing function, started on the right, comes down monotonically.
     """
     if means[0] == 0.0 and target <= log_weights[0]:
-        return -math.inf
-    x = start
-    tolerance = 1e-7 / (1.0 + means[-1])
+        return -math.inf, 0.0
+    x, slope = start, 0.0
+    tolerance = _NEWTON / (1.0 + means[-1])
     for _ in range(200):
         value, slope = loss_and_slope(x, means, log_weights)
         if slope <= 0.0:
-            return -math.inf
+            return -math.inf, 0.0
         step = (value - target) / slope
         x -= step
         if abs(step) <= tolerance * (1.0 + abs(x) * 1e-6):
             break
-    return x
+    return x, slope
+
+
+@njit(cache=True)
+def _misplaced(x: float, slope: float, loss: float, last_mean: float, size: int) -> float:
+    """What a wrong root costs the profile at its node, relative to the tail beyond it.
+
+    The loss at x is off by r, at most; so is the root, by r/slope. The mass in between counts with weight r.
+    """
+    if x == -math.inf:
+        return _UNIT * (64.0 + size + 8.0 * abs(loss))
+    r = _UNIT * (64.0 + size + 8.0 * (abs(loss) + last_mean * (abs(x) + last_mean)))
+    return r * min(1.0, 2.0 * r * (abs(x) + last_mean + 1.0) / slope)
 
 
 @njit(cache=True)
@@ -201,19 +227,22 @@ def connect_the_dots(
 ) -> tuple:
     """Masses on `nodes` and at infinity of a distribution that dominates the step's privacy loss.
 
-    The P-mass and the Q-mass of each cell are kept and moved onto the two nodes around it. Sums over the cells above
-    a node telescope, so that the profile at a node has the relative error `slack` of single tail probabilities; the
-    same share of each cell's P-mass is added to its upper node. A node placed wrongly by η costs O(η²).
+    The P-mass and the Q-mass of each cell are kept and moved onto the two nodes around it. Sums over the cells above a
+    node telescope, so that the profile at a node has the relative error of single tail probabilities; that share of
+    each cell's P-mass, its `slack`, is added to the upper node, and so is what a wrong boundary costs.
     """
     count = len(nodes)
     size = len(means)
+    last_mean = means[-1]
     masses = np.zeros(count)
     infinity = 0.0
     # Nodes are visited by falling ℓ: there the tangent at one root is the right start for the next.
     index = 0 if add else count - 1
     sign = -1.0 if add else 1.0
     loss = nodes[index] * interval
-    right = invert_loss(sign * loss, _right_of_root(sign * loss, means, log_weights), means, log_weights)
+    start = _right_of_root(sign * loss, means, log_weights)
+    right, slope = invert_loss(sign * loss, start, means, log_weights)
+    misplaced = _misplaced(right, slope, loss, last_mean, size)
     # The boundary's tails under the mixture and under N(0, 1); those of Q's role come multiplied by e^loss.
     mixture = np.empty(size)
     mixture_next = np.empty(size)
@@ -224,14 +253,16 @@ def connect_the_dots(
     else:
         for j in range(size):
             infinity += weights[j] * _upper_tail(right - means[j])
-        infinity *= 1.0 + _ROUND * (4.0 + right * right)
+        infinity *= 1.0 + _ROUND * (4.0 + 0.25 * size + right * right)
+    tail = infinity
     for k in range(1, count):
         if right == -math.inf:
             break
         previous, above = index, loss
         index = k if add else count - 1 - k
         loss = nodes[index] * interval
-        left = min(invert_loss(sign * loss, right, means, log_weights), right)
+        left, slope = invert_loss(sign * loss, right, means, log_weights)
+        left = min(left, right)
         _boundary(left, means, weights, log_weights, loss if add else 0.0, mixture_next)
         single_next = _scaled_tail(abs(left), 0.0 if add else loss)
         width = abs(loss - above)
@@ -244,15 +275,20 @@ def connect_the_dots(
                     whole = math.exp(above + log_weights[j])
                 total += _between(left - means[j], right - means[j], mixture_next[j] * fall, mixture[j], whole)
             upper, lower = _between(left, right, single_next, single, 1.0), total
-            reach = max(-right, 0.0) + means[-1]
+            reach = max(-right, 0.0) + last_mean
         else:
             for j in range(size):
                 total += _between(left - means[j], right - means[j], mixture_next[j], mixture[j], weights[j])
             upper = total
             lower = _between(left, right, single_next, single * fall, math.exp(min(loss, 700.0)))
             reach = max(left, 0.0)
-        # Error of the tails beyond the cell's lower boundary; it grows outwards, so sums over cells cover it.
-        slack = _ROUND * (4.0 + reach * reach + abs(above if add else loss) + means[-1]) * max(upper, 0.0)
+        # The error of the tails beyond the cell's lower boundary. It grows outwards, so sums over cells cover it.
+        outward = reach * (reach + 1.0) + max(above if add else loss, 0.0)
+        slack = _ROUND * (4.0 + 0.25 * size + outward) * max(upper, 0.0)
+        here = _misplaced(left, slope, loss, last_mean, size)
+        tail = _upper_tail(-right) if add else tail + upper
+        slack += tail * (misplaced if add else here)
+        misplaced = here
         climb = -math.expm1(-width)
         up = max((upper - lower) / climb, 0.0)
         low, high = (previous, index) if add else (index, previous)
@@ -267,7 +303,7 @@ def connect_the_dots(
             below = 0.0
             for j in range(size):
                 below += weights[j] * _upper_tail(means[j] - right)
-            masses[0] += below * (1.0 + _ROUND * (4.0 + right * right))
+            masses[0] += below * (1.0 + _ROUND * (4.0 + 0.25 * size + right * right))
     return masses, infinity
 
 
@@ -286,34 +322,52 @@ def fill_rows(
 ) -> None:
     """The pmfs of steps first, first + 1, ..., tilted by e^(orders[0]·loss), one per row, at (node mod row length).
 
-    Each row is scaled to sum one; `sums.logs[n, k]` is the log of the pmf's moment generating function at `orders[k]`.
+    Each row is scaled by e^(−scale), where the scale, `sums.logs[n, 0]`, is taken as exact; a row then has a sum near
+    one. Entries are rounded up by their relative error, so that a row is nowhere less than the exact one.
     """
     length = rows.shape[1]
-    logs, norms, infinities = sums.logs, sums.norms, sums.infinities
+    interval = lattice.interval
     for r in range(rows.shape[0]):
         n = first + r
         row = rows[r]
         row[:] = 0.0
-        step_means = means[starts[n] : starts[n + 1]] / sigma
+        step_means = means[starts[n] : starts[n + 1]] / sigma * (1.0 + 4.0 * _UNIT)
         step_weights = weights[starts[n] : starts[n + 1]].copy()
         log_weights = np.log(step_weights)
         nodes = loss_nodes(step_means, step_weights, log_weights, add, lattice)
-        interval = lattice.interval
-        masses, infinities[n] = connect_the_dots(nodes, interval, step_means, step_weights, log_weights, add)
-        log_masses = np.empty(len(nodes))
-        for k in range(len(nodes)):
+        count = len(nodes)
+        masses, sums.infinities[n] = connect_the_dots(nodes, interval, step_means, step_weights, log_weights, add)
+        log_masses = np.empty(count)
+        for k in range(count):
             log_masses[k] = math.log(masses[k]) if masses[k] > 0.0 else -math.inf
+        sums.reaches[n] = max(abs(nodes[0]), abs(nodes[-1]))
         for o in range(len(orders)):
             top = -math.inf
-            for k in range(len(nodes)):
-                top = max(top, log_masses[k] + orders[o] * interval * nodes[k])
+            error = 0.0
+            for k in range(count):
+                if masses[k] > 0.0:
+                    exponent = orders[o] * interval * nodes[k]
+                    top = max(top, log_masses[k] + exponent)
+                    error = max(error, abs(log_masses[k]) + abs(exponent))
             total = 0.0
-            for k in range(len(nodes)):
+            for k in range(count):
                 total += math.exp(log_masses[k] + orders[o] * interval * nodes[k] - top)
-            logs[n, o] = top + math.log(total)
-        for k in range(len(nodes)):
-            row[nodes[k] % length] += math.exp(log_masses[k] + orders[0] * interval * nodes[k] - logs[n, 0])
+            value = top + math.log(total)
+            if o > 0:
+                value += _UNIT * (8.0 * (error + abs(top) + abs(value)) + 2.0 * count + 16.0)
+            sums.logs[n, o] = value
+        scale = sums.logs[n, 0]
+        roundings = 16.0 + 2.0 * (count // length)
+        total = 0.0
+        for k in range(count):
+            if masses[k] > 0.0:
+                exponent = orders[0] * interval * nodes[k]
+                error = _UNIT * (roundings + 8.0 * (abs(log_masses[k]) + abs(exponent) + abs(scale)))
+                entry = math.exp(log_masses[k] + exponent - scale) * (1.0 + error)
+                row[nodes[k] % length] += entry
+                total += entry
         square = 0.0
-        for k in range(len(nodes)):
+        for k in range(count):
             square += row[nodes[k] % length] ** 2
-        norms[n] = math.sqrt(square)
+        sums.totals[n] = total
+        sums.norms[n] = math.sqrt(square)

@@ -20,27 +20,19 @@ LEAST_STATE = 1e-290
 
 
 @njit(cache=True)
-def log_convolve(
-    left: np.ndarray, left_error: np.ndarray, right: np.ndarray, right_error: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """out[m] = log Σ_t exp(left[t] + right[m−t]), and a bound on its error from those of the two sides.
-
-    left[0] = right[0] = 0 are exact. A logarithm of a sum of exponentials moves by at most the largest change of an
-    exponent; the rounding errors of the sum itself are derived in docs/theory/floating-point.md, "Rényi moments".
-    """
+def log_convolve(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """out[m] = log Σ_t exp(left[t] + right[m−t]), and the largest exponent in each sum."""
     n = len(left)
-    out, error = np.zeros(n), np.zeros(n)
-    for m in range(1, n):
-        largest, inherited = -np.inf, 0.0
+    out, most = np.empty(n), np.empty(n)
+    for m in range(n):
+        largest = -np.inf
         for t in range(m + 1):
             largest = max(largest, left[t] + right[m - t])
-            inherited = max(inherited, left_error[t] + right_error[m - t])
         total = 0.0
         for t in range(m + 1):
             total += np.exp(left[t] + right[m - t] - largest)
-        out[m] = largest + np.log(total)
-        error[m] = inherited * (1 + 2.0**-51) + 2.0**-52 * (abs(largest) + abs(out[m]) + 2 * m + 6)
-    return out, error
+        out[m], most[m] = largest + np.log(total), largest
+    return out, most
 
 
 @njit(cache=True, nogil=True)
@@ -52,22 +44,17 @@ def chain(
     g: float,
     z: float,
     decay: np.ndarray,
-    middle_sum: np.ndarray,
-    second: np.ndarray,
-    entry: np.ndarray,
-    distance: np.ndarray,
-    amount: np.ndarray,
-    base: np.ndarray,
-    following: np.ndarray,
-    binomial: np.ndarray,
+    states: tuple[np.ndarray, ...],
 ) -> np.ndarray:
     """Scaled sums over the counts of indices first..b−1, by total 0..most.
 
-    A state is (middle, s, oldest): `oldest` is the count p − 1 indices back, `middle` the p − 2 counts since, s the
-    total of all other indices, `oldest` included. It lies at base[middle] + s(s+1)/2 + oldest. `field[k]` is an energy
-    per unit count at index k, from indices outside the chain; decay[k, d, t] = e^(−(g − S[k, k−d])·t). The non-zero
+    `states` describes the states (`accountants/renyi/_moments.py` makes it). A state is (middle, s, oldest): `oldest`
+    is the count p − 1 indices back, `middle` the p − 2 counts since, s the total of all other indices, `oldest`
+    included. It lies at base[middle] + s(s+1)/2 + oldest. `field[k]` is an energy per unit count at index k, from
+    indices outside the chain; decay[k, d, t] = e^(−(g − S[k, k−d])·t). The non-zero
     counts of a middle are amount[e] at distance[e], entry[middle] ≤ e < entry[middle + 1], second[middle] its oldest.
     """
+    middle_sum, second, entry, distance, amount, base, following, binomial = states
     b, p = band.shape
     size = base[-1]
     old = np.zeros(size)
@@ -128,14 +115,7 @@ def ring(
     g: float,
     z: float,
     decay: np.ndarray,
-    middle_sum: np.ndarray,
-    second: np.ndarray,
-    entry: np.ndarray,
-    distance: np.ndarray,
-    amount: np.ndarray,
-    base: np.ndarray,
-    following: np.ndarray,
-    binomial: np.ndarray,
+    states: tuple[np.ndarray, ...],
 ) -> np.ndarray:
     """Scaled sums over all counts on a ring, by total 0..order: one chain for each choice of the first p − 1 counts.
 
@@ -145,6 +125,7 @@ def ring(
     to_prefix[k, i] is the interaction of index k with prefix index i, linear or wrapped; 0 where there is none.
     """
     b, p = band.shape
+    binomial = states[-1]
     number = len(prefixes)
     totals = np.zeros(order + 1)
     for choice in range(number):
@@ -156,23 +137,7 @@ def ring(
             for i in range(p - 1):
                 field[k] += (g - to_prefix[k, i]) * prefixes[choice, i]
         most = order - inside
-        sums = chain(
-            band,
-            field,
-            p - 1,
-            most,
-            g,
-            z,
-            decay,
-            middle_sum,
-            second,
-            entry,
-            distance,
-            amount,
-            base,
-            following,
-            binomial,
-        )
+        sums = chain(band, field, p - 1, most, g, z, decay, states)
         for m in range(order - inside + 1):
             totals[inside + m] += prefix_weight[choice] * sums[m] * binomial[inside + m, m]
     return totals

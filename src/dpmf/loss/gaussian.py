@@ -1,4 +1,4 @@
-"""δ(ε) of a Gaussian privacy loss, in closed form and rounded to the side asked for: the one place that has it.
+"""δ(ε) of a Gaussian privacy loss, in closed form and rounded to the side asked for.
 
 For a loss Y ~ N(m, s²), with y = (ε − m)/s and R(t) = Φ(−t)/φ(t) (Mills' ratio, which falls),
 
@@ -21,20 +21,31 @@ from dpmf.numerics import UNIT
 
 Side = Literal["upper", "lower"]
 
+# Constants of the proof in docs/theory/floating-point.md, "Gaussian closed forms".
 _FUNCTIONS = 1e-14  # relative error of exp, of erfcx, and of ndtr for positive arguments
 _FLOOR = 1e-300  # more than everything that underflows
 _FARTHEST = 37.0  # standard deviations beyond which δ is below the floor
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _POINTS, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
-_HUGE = 1e300  # of y, where δ is 0 or 1 as far as double precision goes
+_HUGE = 1e300  # beyond this |y|, δ is 0 or 1 in double precision
+
+# Limits of the search for ε: any values are sound.
 _LARGEST_EPSILON = 1e15
+_TOLERANCE = 1e-9
 
 
 def gaussian_delta(sensitivity: float, epsilon: float, side: Side = "upper") -> float:
-    """δ(ε) of N(μ, 1) against N(0, 1), Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), for any real ε, bounded from `side`.
+    """δ(ε) of N(μ, 1) against N(0, 1), Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
 
-    **Formal guarantees.** That of `_bounded`; the sensitivity and ε are taken as exact. y = ε/μ − μ/2 is off by at most
-    a unit of rounding of each of its terms.
+    Args:
+      sensitivity: μ ≥ 0, taken as exact.
+      epsilon: any real number, taken as exact.
+      side: whether to bound δ from above ("upper") or from below ("lower").
+
+    Returns:
+      The bound, in [0, 1].
+
+    **Formal guarantees.** That of `_bounded`; y = ε/μ − μ/2 is off by at most a unit of rounding of each of its terms.
     """
     if sensitivity == 0:
         return _without_spread(epsilon, side)
@@ -44,14 +55,22 @@ def gaussian_delta(sensitivity: float, epsilon: float, side: Side = "upper") -> 
 
 
 def gaussian_loss_delta(mean: float, variance: float, epsilon: float, side: Side = "upper") -> float:
-    """E(1 − e^(ε−Y))_+ for a privacy loss Y ~ N(mean, variance), bounded from `side`.
+    """E(1 − e^(ε−Y))_+ for a privacy loss Y ~ N(mean, variance).
 
-    It grows with the mean, but with the variance only if the mean grows by half as much, at least: then Y gains an
+    It grows with the mean, but with the variance only if the mean grows by at least half as much: then Y gains an
     independent W with E e^(−W) ≤ 1, and the expectation is convex in e^(−W).
 
-    **Formal guarantees.** That of `_bounded`; mean, variance and ε are taken as exact. The relative error of
-    y = (ε − mean)/s is three units of rounding. That of s is one, and so is its effect at a fixed y: there
-    s·∂δ/∂s = s·φ(y)·g(y+s) is at most the integral of φ(y)·g over (y, y+s), which is δ, because g falls (see there).
+    Args:
+      mean: the mean of the loss, taken as exact.
+      variance: its variance, taken as exact.
+      epsilon: any real number, taken as exact.
+      side: whether to bound δ from above ("upper") or from below ("lower").
+
+    Returns:
+      The bound, in [0, 1].
+
+    **Formal guarantees.** That of `_bounded`. The relative error of y = (ε − mean)/s is three units of rounding. That
+    of s is one, and changes δ at a fixed y by at most as much (docs/theory/floating-point.md).
     """
     if variance == 0:
         return _without_spread(epsilon - mean, side)
@@ -66,7 +85,7 @@ def gaussian_epsilon(sensitivity: float, delta: float) -> float:
 
 
 def least_epsilon(profile: Callable[[float], float], delta: float) -> float:
-    """The least ε ≥ 0 found at which a falling profile, evaluated there, is at most `delta`; infinity for none."""
+    """The least ε ≥ 0 found at which a falling profile, evaluated there, is at most `delta`; infinite if none is."""
     if profile(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -74,7 +93,7 @@ def least_epsilon(profile: Callable[[float], float], delta: float) -> float:
         low, high = high, 2 * high
         if high > _LARGEST_EPSILON:
             return math.inf
-    while high - low > 1e-9 * high:
+    while high - low > _TOLERANCE * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if profile(middle) <= delta else (middle, high)
     return high
@@ -90,16 +109,11 @@ def _without_spread(excess: float, side: Side) -> float:
 def _bounded(y: float, s: float, error_of_y: float, side: Side) -> float:
     """φ(y)·(R(y) − R(y+s)), s > 0, bounded from above or from below.
 
-    **Formal guarantees.**
-    * δ falls with y, which is moved by its error first.
-    * Where s(1 + |y|) > 1 the two terms differ by at least 1/1500 of the larger for y ≤ 37, and their rounding errors,
-      `_FUNCTIONS` and those of the exponents, are added to the difference.
-    * Where it is not, δ is the integral of φ(y)·g(y+t) over 0 < t < s, g(u) = −R'(u) = 1 − u·R(u) > 0: a sum of
-      positive numbers. Twelve points of Gauss and Legendre leave less than 10⁻¹⁵ of it: g(u) is the integral of
-      w·e^(−uw−w²/2) over w > 0, so that its 24th derivative is g times the mean of w²⁴ under that density, whose 24th
-      root is at most |u| + 5 (the mean of w is at most |u| + 1.26, and w is more concentrated than N(0, 1)).
-    * Beyond y = 37 δ is below Φ(−37) < 10⁻²⁹⁸, and one that underflows is below the floor. Both are added where they
-      must be.
+    **Formal guarantees.** δ falls with y, which is moved by its error first. Where s(1 + |y|) > 1 the two terms are
+    subtracted, and their rounding errors added to the difference. Otherwise δ is the integral of the positive function
+    φ(y)·g(y+t) over 0 < t < s, g(u) = −R'(u) = 1 − u·R(u), which twelve Gauss–Legendre points give to 10⁻¹⁵. Beyond
+    y = 37 δ is below Φ(−37) < 10⁻²⁹⁸, and what underflows is below the floor. Proofs are in
+    docs/theory/floating-point.md, "Gaussian closed forms".
     """
     y -= error_of_y if side == "upper" else -error_of_y
     if y > _FARTHEST:
@@ -111,7 +125,7 @@ def _bounded(y: float, s: float, error_of_y: float, side: Side) -> float:
 
 
 def _difference(y: float, s: float) -> tuple[float, float]:
-    """The two terms subtracted, and the relative error of their difference."""
+    """The difference of the two terms, and its relative error."""
     if y > 0:  # e^(−y²/2) is common to both
         exponent = 0.5 * y * y
         first, second = (0.5 * float(erfcx(x / math.sqrt(2))) for x in (y, y + s))

@@ -1,24 +1,138 @@
-"""Gram matrices above a given one, entrywise, whose Gaussian field is a chain: fits made once per mechanism.
+"""Gram matrices above a given one, entrywise, whose fields are chains: which families are tried, and their fits.
 
 A fit only decides how tight the bound is. Whatever it returns is compared with G entry by entry and raised until it
-dominates (`raised`), so that Kahane's inequality applies.
+dominates, so that Kahane's inequality applies. Fits cost tenths of a second to seconds, once per mechanism; laws are
+made again for every σ. So candidates are compared by a first-order cost before any law is made: see "Screening" in
+docs/theory/majorants.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.optimize import minimize
 
 from dpmf import budget
-from dpmf.accountants.chain._laws import LineModel
-from dpmf.gram.bands import circulant_majorant
+from dpmf.accountants.chain._block_fits import (
+    MARGIN,
+    block_lengths,
+    lags_of,
+    renewal_blocks,
+    separators,
+    separators_of_lags,
+)
+from dpmf.accountants.chain._blocks import RenewalModel, SeparatorModel
+from dpmf.accountants.chain._lines import LineModel, StationaryModel
+from dpmf.gram.bands import cyclic_bandwidth
 from dpmf.numerics import Array
 
-MARGIN = 1e-10  # relative, beyond the rounding errors of loads, of their products along a chain and of G/σ²
-_TOP_RATE = 5.0  # a correlation of e^(−5) a step is none
+Model: TypeAlias = LineModel | SeparatorModel | RenewalModel
+Candidate: TypeAlias = tuple[str, Model]
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """Numbers that decide which majorants are tried and how well they fit. All positive values give sound bounds.
+
+    Attributes:
+      emphases: exponents t of the weights e^(t·G_ij/max G) that fits minimise: 0 suits small ε, 3 large ε.
+      steep_emphasis: an emphasis for which only rings are fitted.
+      close: a second candidate is kept if its cost is at most this part above the best one's.
+      narrow: the bandwidth up to which renewal blocks are not tried.
+      most_raised: a line that has to be raised by a larger factor is raised by a constant instead.
+      ring_constants: constants that are tried for a ring, as parts of the way from the least to the largest lag.
+      ring_rates: rates −log ρ that are tried for a ring.
+      knots: places of the knots of a line's loads, deviations and rates.
+      line_starts: loads and rates from which the fits of a line start.
+      top_rate: the largest rate of a line: a correlation of e^(−5) a step is none.
+      rounds: how often violated pairs are added to the constraints.
+      added: how many of them are added.
+      stationary_rates: rates −log ρ that are tried for very many batches.
+      thresholds: constants, and lags that may be cut off, that are tried for very many batches, in units of the
+        variance.
+      most_left_out: the part of the indices of a ring that may be left out.
+    """
+
+    emphases: tuple[float, ...] = (0.0, 3.0)
+    steep_emphasis: float = 6.0
+    close: float = 0.06
+    narrow: int = 3
+    most_raised: float = 4.0
+    ring_constants: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35)
+    ring_rates: tuple[float, ...] = tuple((-np.log1p(-np.geomspace(0.003, 0.95, 160))).tolist())
+    knots: tuple[float, ...] = (0.0, 0.08, 0.2, 0.33, 0.46, 0.6, 0.72, 0.82, 0.9, 0.96, 1.0)
+    line_starts: tuple[tuple[float, float], ...] = ((0.5, 0.15), (0.7, 0.3))
+    top_rate: float = 5.0
+    rounds: int = 4
+    added: int = 60
+    stationary_rates: tuple[float, ...] = tuple((-np.log1p(-np.geomspace(0.003, 0.95, 80))).tolist())
+    thresholds: tuple[float, ...] = (1e-26, 1e-9, 1e-4, 0.003, 0.01, 0.03, 0.1, 0.3)
+    most_left_out: float = 0.02
+
+
+_TUNING = _Tuning()
+
+
+def models(gram: Array) -> list[Candidate]:
+    """The majorants worth evaluating, the likely winner first; always at least one."""
+    kept: list[Candidate] = []
+    if len(gram) >= 3 and np.any(gram[~np.eye(len(gram), dtype=bool)] > 0):
+        kept = budget.as_far_as_it_goes(_worth_keeping(gram))
+    unique: list[Candidate] = []
+    for name, model in kept:
+        if not any(np.array_equal(model.variances(), other.variances()) for _, other in unique):
+            unique.append((name, model))
+    return [*unique, ("shared", shared_factor(gram))]
+
+
+def _worth_keeping(gram: Array) -> Iterator[Candidate]:
+    kept: list[Candidate] = []
+    for emphasis in _TUNING.emphases:
+        found = _screened(candidates(gram, emphasis), gram, emphasis)
+        kept += found
+        yield from found
+    if np.all(gram > 0) and _wraps(gram):
+        # A ring costs next to nothing to fit, and rings for small and for large ε are often the same.
+        steep = f"ring {_TUNING.steep_emphasis:g}", ring_chain(gram, _TUNING.steep_emphasis)
+        yield from (named for named in _screened([*kept, steep], gram, _TUNING.steep_emphasis)[:1] if named is steep)
+
+
+def candidates(gram: Array, emphasis: float) -> list[Candidate]:
+    """Every family that applies, fitted."""
+    found: list[tuple[str, Model | None]] = [("separators", separators(gram, emphasis))]
+    width = cyclic_bandwidth(gram)
+    if width > _TUNING.narrow:
+        found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))
+    chains = [("ring", ring_chain(gram, emphasis))] if _wraps(gram) else []
+    if not chains or np.all(gram > 0):
+        # Over epochs of long memory nothing is zero, and the line need not dominate a whole ring: only G.
+        chains.append(("line", line_chain(gram, emphasis)))
+    found.append(min(chains, key=lambda named: cost_of(named[1], gram, emphasis)))
+    return [(f"{name} {emphasis:g}", model) for name, model in found if model is not None]
+
+
+def _wraps(gram: Array) -> bool:
+    return bool(gram[0, -1] > 0.5 * gram[0, 1])
+
+
+def cost_of(model: Model, gram: Array, emphasis: float) -> float:
+    """Σ_j e^(emphasis·g_ij/g_0)·cov_ij, averaged over the rows; a model of fewer indices counts as if it had all."""
+    weight = np.exp(emphasis * gram / gram.max())
+    n = model.size
+    covariance = model.covariance()
+    # Left-out indices: any window of n indices has the same law, so the first will do for the weights.
+    return float((weight[:n, :n] * covariance).sum() / n) * len(gram) / n
+
+
+def _screened(found: list[Candidate], gram: Array, emphasis: float) -> list[Candidate]:
+    costs = [cost_of(model, gram, emphasis) for _, model in found]
+    order = np.argsort(costs, kind="stable")
+    limit = costs[int(order[0])] * (1 + _TUNING.close)
+    return [found[k] for k in order[:2].tolist() if costs[k] <= limit]
 
 
 def raised(model: LineModel, gram: Array) -> LineModel:
@@ -40,7 +154,7 @@ def raised(model: LineModel, gram: Array) -> LineModel:
     needed = off & (target > 0)
     with np.errstate(divide="ignore"):
         factor = float((target[needed] / covariance[needed]).max()) if needed.any() else 1.0
-    if factor < 4:
+    if factor < _TUNING.most_raised:
         choices.append(smooth.scaled(math.sqrt(max(1.0, factor) * (1 + MARGIN))))
     finished = []
     for choice in choices:
@@ -62,12 +176,6 @@ def shared_factor(gram: Array) -> LineModel:
     return raised(LineModel(np.full(n, math.sqrt(tau)), np.zeros(n), np.zeros(n - 1), np.zeros(n)), gram)
 
 
-def lags_of(gram: Array) -> Array:
-    """The least symmetric circulant matrix above G, by lag 0..b−1."""
-    g = circulant_majorant(gram)
-    return np.maximum(g, g[-np.arange(len(g)) % len(g)])
-
-
 def ring_chain(gram: Array, emphasis: float) -> LineModel:
     """A stationary order-1 chain on the ring, given its value at index 0 (the static factor), plus a constant.
 
@@ -80,8 +188,8 @@ def ring_chain(gram: Array, emphasis: float) -> LineModel:
     weight = np.exp(emphasis * g / g[0])
     best = (math.inf, 0.0, 0.0, 0.0)
     floor, nearest = float(g[1:].min()), float(g[1:].max())
-    for tau in (0.0, *np.unique(floor + (nearest - floor) * np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.35]))):
-        for rho in 1 - np.geomspace(0.003, 0.95, 160):
+    for tau in (0.0, *np.unique(floor + (nearest - floor) * np.array(_TUNING.ring_constants))):
+        for rho in np.exp(-np.array(_TUNING.ring_rates)):
             shape = (rho**d + rho ** (b - d)) / (1 + rho**b)
             above = g[1:] > tau
             with np.errstate(divide="ignore", over="ignore"):
@@ -115,9 +223,6 @@ def _bridge(b: int, tau: float, rho: float, variance: float) -> LineModel:
     return LineModel(loads, np.sqrt(variance * left), step, np.zeros(b))
 
 
-_KNOTS = np.array([0.0, 0.08, 0.2, 0.33, 0.46, 0.6, 0.72, 0.82, 0.9, 0.96, 1.0])
-
-
 def line_chain(gram: Array, emphasis: float) -> LineModel:
     """An inhomogeneous order-1 chain and a static factor with free loads, for Gram matrices that do not wrap.
 
@@ -125,7 +230,7 @@ def line_chain(gram: Array, emphasis: float) -> LineModel:
     quadratic programming on a sample of pairs, to which the pairs that are violated most are added.
     """
     fit = _LineFit(gram, emphasis)
-    found = [fit.solve(load, rate) for load, rate in ((0.5, 0.15), (0.7, 0.3))]
+    found = [fit.solve(load, rate) for load, rate in _TUNING.line_starts]
     return raised(min(found, key=fit.cost_of), gram)
 
 
@@ -135,7 +240,8 @@ class _LineFit:
         self._scale = float(np.diagonal(gram).max())
         self._gram = gram / self._scale
         place = np.linspace(0.0, 1.0, n)
-        knots = _KNOTS if n > 2 * len(_KNOTS) else np.linspace(0.0, 1.0, min(n, 4))
+        knots = np.array(_TUNING.knots)
+        knots = knots if n > 2 * len(knots) else np.linspace(0.0, 1.0, min(n, 4))
         self._k = len(knots)
         self._basis = np.stack([np.interp(place, knots, row) for row in np.eye(self._k)], axis=1)
         # Cumulated rates: R_j − R_i is the sum over the steps between.
@@ -198,8 +304,8 @@ class _LineFit:
         sparse = np.arange(0, len(self._i), max(1, len(self._i) // 250))
         i, j = self._i[sparse], self._j[sparse]
         upper_i, upper_j = np.triu_indices(n, 1)
-        bounds = [(0.0, 2.0)] * k + [(-12.0, 1.0)] * k + [(1e-5, _TOP_RATE)] * k
-        for _ in range(4):
+        bounds = [(0.0, 2.0)] * k + [(-12.0, 1.0)] * k + [(1e-5, _TUNING.top_rate)] * k
+        for _ in range(_TUNING.rounds):
             constraint: Any = {
                 "type": "ineq",
                 "fun": lambda p, i=i, j=j: 10 * (self._pairs(p, i, j)[0] - self._gram[i, j]),
@@ -215,7 +321,7 @@ class _LineFit:
             parameters = np.asarray(found.x)
             covariance = self._model(parameters).covariance() / self._scale
             missing = (self._gram - covariance)[upper_i, upper_j]
-            worst = np.argsort(-missing)[:60]
+            worst = np.argsort(-missing)[: _TUNING.added]
             worst = worst[missing[worst] > 5e-4]
             if len(worst) == 0:
                 break
@@ -227,3 +333,86 @@ class _LineFit:
         root = math.sqrt(self._scale)
         correlations = np.exp(-np.maximum(np.diff(path), 0.0))
         return LineModel(np.maximum(loads, 0.0) * root, np.exp(logs) * root, correlations, np.zeros(self._n))
+
+
+def stationary_models(lags: Array) -> Iterator[tuple[str, StationaryModel | SeparatorModel]]:
+    """Majorants of every Gram matrix with G[i, i+d] ≤ lags[d].
+
+    **Formal guarantees.** Lines of b indices dominate `lags` at every distance, entry by entry. Lines of b − m indices
+    dominate the ring of `lags`, max(lags[d], lags[b−d]): A is the average of A^(s), the mean over a window of b − m
+    indices rotated by s, so E f(A) ≤ E f(A^(s)) for convex f, and every window of the ring's field has the same law.
+    So it is for separators, whose ring is that of the b − m indices; see `separators`.
+    """
+    b = len(lags)
+    ring = np.maximum(lags, np.concatenate((lags[:1], lags[:0:-1])))
+    chains: list[StationaryModel] = []
+    for emphasis in _TUNING.emphases:
+        found = separators_of_lags(ring, emphasis)
+        if found is not None:
+            yield f"separators {emphasis:g}", found
+        budget.check()
+        chain = _stationary_chain(lags, ring, emphasis)
+        if chain not in chains:
+            yield f"stationary {emphasis:g}", chain
+        chains.append(chain)
+    off = float(lags[1:].max(initial=0.0))
+    yield "shared", _stationary_above(b, lags, off, 0.0)
+
+
+def _stationary_chain(lags: Array, ring: Array, emphasis: float) -> StationaryModel:
+    """The stationary chain of least cost Σ_d e^(emphasis·g_d/g_0)·g'_d, over correlations, constants and cuts."""
+    b = len(lags)
+    best: tuple[float, StationaryModel] | None = None
+    highest = np.maximum.accumulate(ring[1 : b // 2 + 1][::-1])[::-1]  # from each distance on
+    cuts = {(0, float(lags[-1]))}
+    for threshold in _TUNING.thresholds:
+        small = np.flatnonzero(highest <= threshold * ring[0])
+        if len(small) and int(small[0]) <= _TUNING.most_left_out * b:
+            cuts.add((int(small[0]), float(ring[small[0] + 1])))
+    for left_out, _ in sorted(cuts):
+        size = b - left_out
+        target = (ring if left_out else lags)[:size]
+        # Distances up to a few thousand one by one, then in groups, each with its largest value at its far end.
+        edges = np.unique(np.concatenate((np.arange(1, min(size, 2048)), np.geomspace(1, size, 200).astype(np.int64))))
+        edges = edges[(edges >= 1) & (edges < size)]
+        tops = np.maximum.reduceat(target, edges)
+        ends = np.append(edges[1:] - 1, size - 1).astype(np.float64)
+        share = ends - edges + 1
+        weight = share * np.exp(emphasis * tops / target[0])
+        floor = float(target[-1])
+        levels = {floor, *(threshold * float(target[0]) for threshold in _TUNING.thresholds)}
+        for shared in sorted(level for level in levels if floor <= level <= tops.max(initial=0.0)):
+            above = np.maximum(tops - shared, 0.0)
+            for rho in np.exp(-np.array(_TUNING.stationary_rates)):
+                with np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore"):
+                    shape = rho**ends
+                    smooth = float(np.max(np.where(above > 0, above / shape, 0.0)))
+                if not smooth <= 4 * target[0]:
+                    continue
+                cost = float(weight @ (shared + smooth * shape)) + max(0.0, shared + smooth - target[0]) / 2
+                cost *= b / size
+                if best is None or cost < best[0]:
+                    best = (cost, _stationary_above(size, target, shared, float(rho)))
+    if best is None:
+        return _stationary_above(b, lags, float(lags[1:].max(initial=0.0)), 0.0)
+    return best[1]
+
+
+def _stationary_above(size: int, target: Array, shared: float, correlation: float) -> StationaryModel:
+    """The least variances for this constant and this correlation, raised beyond their rounding errors.
+
+    **Formal guarantees.** shared + smooth·ρ^d ≥ target[d]·(1 + 10⁻¹⁰) for 1 ≤ d < size, and the variance likewise.
+    ρ^d is compared as e^(d·log ρ), whose exponent has an error below 10⁻⁷ where it is above −700.
+    """
+    shared = shared * (1 + 4 * MARGIN)
+    need = target[1:size] * (1 + 2 * MARGIN) - shared
+    missing = np.flatnonzero(need > 0)
+    smooth = 0.0
+    if len(missing):
+        if correlation == 0.0:
+            shared = float(target[1:size].max()) * (1 + 4 * MARGIN)
+        else:
+            exponents = np.log(need[missing]) - (missing + 1) * math.log(correlation)
+            smooth = math.exp(min(float(exponents.max()), 600.0)) * (1 + 1e-6)
+    nugget = max(0.0, float(target[0]) * (1 + 4 * MARGIN) - shared - smooth) + 4 * MARGIN * float(target[0])
+    return StationaryModel(size, shared, smooth, correlation, nugget)

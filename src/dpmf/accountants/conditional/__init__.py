@@ -1,34 +1,58 @@
-"""Conditional composition: the mechanism as a sequence of independent Gaussian-mixture steps, but for a bad event.
+"""Conditional composition: outside a bad event, the mechanism is a sequence of independent Gaussian-mixture steps.
 
-Given all earlier outcomes a step is a Gaussian mixture whose weights are the posterior over the bins. Outside an event
+Given all earlier outcomes, a step is a Gaussian mixture whose weights are the posterior over the bins. Outside an event
 of probability δ_E these weights are dominated by fixed ones (`_reverse_hazard`), and the steps with fixed weights
-compose like independent mechanisms (`pld`). Good at small ε and few epochs.
+compose like independent mechanisms (`dpmf.loss.distribution`). What remains is to choose δ_E, here. The accountant is
+good at small ε and few epochs. Proofs: docs/theory/conditional.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpmf import budget, validation
+from dpmf.accountants.conditional._balance import balance
 from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
-from dpmf.loss.distribution import LossDistribution, Mixtures, compose, to_dp_accounting
+from dpmf.loss.distribution import LossDistribution, compose
 from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon
+from dpmf.loss.mixtures import Mixtures
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import UNIT
 
 DEFAULT_TEMPERATURES = (math.inf, 10**-1, 10**-0.5, 1.0, 10**0.5, 10.0)
-_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
-# The range of means (in units of σ) inside which double precision serves; see `_effective_noise` and `_hopeless`.
-_LARGEST_MEAN = 1e5
-_SMALLEST_MEAN = 1e-9
+# The range of means, in units of σ, in which double precision serves; see `_hopeless` and `_effective_noise`.
+_LARGEST_MEAN, _SMALLEST_MEAN = 1e5, 1e-9
 _GRAMS_HELD = 3  # b × b arrays at a time
-# N·b² up to which the tail bounds take seconds: with all temperatures, and with the uniform ψ only.
-_FULL_FAMILY_WORK, _MOST_WORK = 3e7, 3e8
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """How the probability δ_E of the bad event is chosen, and for which mechanisms. Any values give sound bounds.
+
+    Attributes:
+      shares: δ_E as a share of the target δ, where several are tried.
+      factors: multiples of a balanced δ_E that are tried in addition.
+      first_event: the δ_E at which balancing begins.
+      floor: contributions to δ far below this share of δ_E need no accuracy.
+      full_family_work: N·b² up to which the tail bounds take seconds with all temperatures.
+      most_work: N·b² up to which they take seconds with the uniform ψ only.
+    """
+
+    shares: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 0.9)
+    factors: tuple[float, ...] = (0.2, 0.5, 1.5, 1.8)
+    first_event: float = 1e-6
+    floor: float = 1e-3
+    full_family_work: float = 3e7
+    most_work: float = 3e8
+
+
+_TUNING = _Tuning()
 
 
 @dataclass(frozen=True)
@@ -79,9 +103,9 @@ class Conditional(Accountant):
 
     def suits(self, mechanism: Mechanism) -> Accountant | None:
         work = mechanism.batching.iterations * mechanism.batching.batches_per_epoch**2
-        if work > _MOST_WORK:
+        if work > _TUNING.most_work:
             return None
-        return self if work <= _FULL_FAMILY_WORK else replace(self, family="am-gm")
+        return self if work <= _TUNING.full_family_work else replace(self, family="am-gm")
 
     def variational_family(self) -> Family:
         if self.family == "am-gm" or self.option == 1:
@@ -139,21 +163,23 @@ class PreparedConditional(PreparedAccountant):
         return self._recent[key]
 
     def _compose(
-        self, noise_multiplier: float, bad_event: float, direction: Direction, **where: Any
+        self,
+        noise_multiplier: float,
+        bad_event: float,
+        direction: Direction,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
     ) -> LossDistribution:
-        return compose(
-            self.mixtures(noise_multiplier, bad_event, direction),
-            self._effective_noise(noise_multiplier),
-            direction,
-            floor=1e-3 * bad_event,
-            **where,
-        )
+        steps, sigma = self.mixtures(noise_multiplier, bad_event, direction), self._effective_noise(noise_multiplier)
+        return compose(steps, sigma, direction, epsilon=epsilon, delta=delta, floor=_TUNING.floor * bad_event)
 
-    def _gaussian(self, direction: Direction) -> float | None:
-        """The sensitivity of the Gaussian mechanism that this one is, if it is one; σ does not matter then."""
+    def _gaussian(self, noise_multiplier: float, direction: Direction) -> float | None:
+        """The sensitivity, in units of σ, of the Gaussian mechanism that this one is; None if it is not one."""
         if self.reverse_hazards(direction).live_steps:
             return None
-        return self.mixtures(1.0, 0.5, direction).gaussian
+        sensitivity = self.mixtures(1.0, 0.5, direction).gaussian
+        return None if sensitivity is None else sensitivity / noise_multiplier * (1 + 4 * UNIT)
 
     def _bad_event(self, wanted: float, direction: Direction) -> float:
         return wanted if self.reverse_hazards(direction).live_steps else 0.0
@@ -162,16 +188,18 @@ class PreparedConditional(PreparedAccountant):
         """The bound δ_E + H(ε) for this δ_E."""
         if self._hopeless(noise_multiplier):
             return Evaluation(1.0, {"bad_event": 0.0})
-        sensitivity = self._gaussian(direction)
+        sensitivity = self._gaussian(noise_multiplier, direction)
         if sensitivity is not None:
-            return Evaluation(gaussian_delta(sensitivity / noise_multiplier, epsilon), {"bad_event": 0.0})
+            return Evaluation(gaussian_delta(sensitivity, epsilon), {"bad_event": 0.0})
         loss = self._compose(noise_multiplier, bad_event, direction, epsilon=epsilon)
         spent = self._bad_event(bad_event, direction)
-        return Evaluation(min(1.0, loss.delta(epsilon) + spent), {"bad_event": spent, "loss_interval": loss.interval})
+        value = min(1.0, (loss.delta(epsilon) + spent) * (1 + 2 * UNIT))
+        return Evaluation(value, {"bad_event": spent, "loss_interval": loss.interval})
 
     def _shares(self) -> tuple[float, ...]:
         share = self.options.bad_event_share
-        return (share, *(s for s in _SHARES if s != share)) if self.options.optimise_bad_event else (share,)
+        more = (s for s in _TUNING.shares if 0 < s < 1 and s != share)
+        return (share, *more) if self.options.optimise_bad_event else (share,)
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
@@ -201,10 +229,10 @@ class PreparedConditional(PreparedAccountant):
             rest = found.value - event
             return math.log(rest) + odds - log_event if rest > 0 else -math.inf
 
-        _balance(excess, math.log(1e-6), math.log(1e-30), math.log(0.5))
+        balance(excess, math.log(_TUNING.first_event), math.log(1e-30), math.log(0.5))
         if self.options.optimise_bad_event and best.details["bad_event"]:
             event = best.details["bad_event"]
-            for factor in (0.2, 0.5, 1.5, 1.8):
+            for factor in _TUNING.factors:
                 excess(math.log(min(event * factor, 0.5)))
         return best
 
@@ -212,25 +240,28 @@ class PreparedConditional(PreparedAccountant):
         """The least ε found; each share of δ costs two compositions, the second sharpest at the first one's answer."""
         if self._hopeless(noise_multiplier):
             return Evaluation(math.inf, {"bad_event": 0.0})
-        sensitivity = self._gaussian(direction)
+        sensitivity = self._gaussian(noise_multiplier, direction)
         if sensitivity is not None:
-            return Evaluation(gaussian_epsilon(sensitivity / noise_multiplier, delta), {"bad_event": 0.0})
+            return Evaluation(gaussian_epsilon(sensitivity, delta), {"bad_event": 0.0})
         best = Evaluation(math.inf, {"bad_event": 0.0})
         for share in self._shares():
             event = share * delta
-            rest = delta - self._bad_event(event, direction)
+            spent = self._bad_event(event, direction)
+            rest = (delta - spent) * (1 - 2 * UNIT)
             loss = self._compose(noise_multiplier, event, direction, delta=rest)
             epsilon = loss.epsilon(rest)
             if 0 < epsilon < math.inf:
                 loss = self._compose(noise_multiplier, event, direction, epsilon=epsilon)
                 epsilon = min(epsilon, loss.epsilon(rest))
             if epsilon < best.value:
-                best = Evaluation(epsilon, {"bad_event": delta - rest, "loss_interval": loss.interval})
+                best = Evaluation(epsilon, {"bad_event": spent, "loss_interval": loss.interval})
         return best
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """A whole profile from one composition per half decade of δ_E, per decade below 10⁻¹⁰, down to 10⁻²⁰."""
-        if len(epsilons) <= 3 or self._hopeless(noise_multiplier) or self._gaussian(direction) is not None:
+        if len(epsilons) <= 3 or self._hopeless(noise_multiplier):
+            return super().deltas(noise_multiplier, epsilons, direction)
+        if self._gaussian(noise_multiplier, direction) is not None:
             return super().deltas(noise_multiplier, epsilons, direction)
         best = [1.0] * len(epsilons)
         odds = (1 - self.options.bad_event_share) / self.options.bad_event_share
@@ -238,50 +269,8 @@ class PreparedConditional(PreparedAccountant):
             event = 10**-exponent
             loss = self._compose(noise_multiplier, event, direction, delta=min(odds * event, 0.9))
             spent = self._bad_event(event, direction)
-            best = [min(old, loss.delta(e) + spent) for old, e in zip(best, epsilons, strict=True)]
+            found = ((loss.delta(e) + spent) * (1 + 2 * UNIT) for e in epsilons)
+            best = [min(old, value) for old, value in zip(best, found, strict=True)]
             if min(best) > 3 * event:
                 break
         return best
-
-    def to_dp_accounting(self, noise_multiplier: float, bad_event: float) -> Any:
-        """Both directions as dp_accounting's `PrivacyLossDistribution`, δ_E as mass of infinite loss.
-
-        It upper-bounds δ(ε) at every ε and is sharp where δ(ε) is about 2·`bad_event`.
-        """
-        losses: list[LossDistribution] = []
-        directions: tuple[Direction, ...] = ("remove", "add")
-        for direction in directions:
-            interval = losses[0].interval if losses else None
-            loss = self._compose(noise_multiplier, bad_event, direction, delta=bad_event, tilt=0.0, interval=interval)
-            losses.append(loss.with_infinity(self._bad_event(bad_event, direction)))
-        return to_dp_accounting(*losses)
-
-
-def _balance(excess: Callable[[float], float], start: float, lowest: float, highest: float) -> None:
-    """Follow a falling function to within 0.05 of its zero; the caller notes what it meets."""
-    value = excess(start)
-    if abs(value) <= 0.05:
-        return
-    low = high = start
-    f_low = f_high = value
-    step = math.log(1e3)
-    while value > 0 and high < highest:
-        low, f_low = high, value
-        high = min(high + step, highest)
-        f_high = value = excess(high)
-    while f_low < 0 and low > lowest:
-        high, f_high = low, f_low
-        low = max(low - step, lowest)
-        f_low = excess(low)
-    for _ in range(12):
-        if high - low <= 0.05 or not f_low > 0 > f_high:
-            return
-        share = min(max(f_low / (f_low - f_high), 0.1), 0.9) if math.isfinite(f_high) else 0.5
-        middle = low + share * (high - low)
-        value = excess(middle)
-        if abs(value) <= 0.05:
-            return
-        if value > 0:
-            low, f_low = middle, value
-        else:
-            high, f_high = middle, value

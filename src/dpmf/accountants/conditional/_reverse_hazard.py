@@ -5,18 +5,21 @@ outcome ("remove": R = 1/b Σ_k N(μ_k, σ²I), k = 1..b; "add": R = N(0, σ²I)
 
     P(z = i | z ≤ i, y) = 1/(1 + (i−1) e^{L_i}),   L_i = log 1/(i−1) Σ_{j<i} e^{L_ij},   L_ij = log N(y|μ_j)/N(y|μ_i).
 
-**Formal guarantees.** Of the i−1 lower components let c have μ_j = μ_i (then L_ij = 0) and m not. Then
-(i−1) e^{L_i} = c + m e^{L'}, L' the same average over the m others. For every distribution ψ on these, Jensen gives
-L' ≥ E_ψ L_ij − KL(ψ ‖ uniform), an affine function of y; under y ~ N(ρ, σ²I) it is normal with mean
-ν = (⟨ρ, E_ψ μ_j − μ_i⟩ + (|μ_i|² − E_ψ|μ_j|²)/2)/σ² − KL and standard deviation ξ = |μ_i − E_ψ μ_j|/σ. So
+**Formal guarantees** (proofs: docs/theory/conditional.md). Of the i−1 lower components let c have μ_j = μ_i (then
+L_ij = 0) and m not. Then (i−1) e^{L_i} = c + m e^{L'}, L' the same average over the m others. For every distribution ψ
+on these, Jensen gives L' ≥ E_ψ L_ij − KL(ψ ‖ uniform), an affine function of y; under y ~ N(ρ, σ²I) it is normal with
+mean ν = (⟨ρ, E_ψ μ_j − μ_i⟩ + (|μ_i|² − E_ψ|μ_j|²)/2)/σ² − KL and standard deviation ξ = |μ_i − E_ψ μ_j|/σ. So
 Pr_R[L' ≤ τ] ≤ mean over R's components k of min over ψ of Φ((τ − ν_k)/ξ), where ψ may depend on k and on τ (neither is
 random). τ is chosen with the right-hand side at most β_i; outside an event of probability Σ β_i all reverse hazards are
 at most 1/(1 + c + m e^τ), hence the posterior over components is stochastically dominated by the weights made of these
 hazards, and (as means are ≥ 0 and sorted) the step's pair by that mixture against N(0, σ²), in both directions.
 
-Budget: components in the lowest tie group of m_:[n] do not matter (their order among themselves is immaterial and
-what lies below them is empty), and where m = 0 the hazard 1/(1 + c) is exact; δ_E is split over the rest only, equally
-over steps and then equally within a step. Each β is reduced by 1e-9 of itself for the rounding of Φ and its inverse.
+Components in the lowest tie group of m_:[n] need no tail bound: their order among themselves is immaterial and no
+component lies below them. Where m = 0 the hazard 1/(1 + c) is exact. δ_E is split over the remaining components only,
+equally over steps and then equally within a step.
+
+The means are sums over epochs. They are raised by the rounding error of these sums and from then on taken as exact:
+larger means have a larger Gram matrix, and Gram domination says that this is safe.
 """
 
 from __future__ import annotations
@@ -31,23 +34,39 @@ from scipy.special import ndtr, ndtri
 from dpmf import budget
 from dpmf.accountants.protocol import Direction
 from dpmf.kernels import announce_compilation
-from dpmf.loss.distribution import Mixtures
+from dpmf.loss.mixtures import Mixtures
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import Array
+from dpmf.numerics import UNIT, Array
 
 if TYPE_CHECKING:  # numba takes half a second to import: not before it is needed
     from dpmf.kernels.conditional import Terms
 
-CACHE_BYTES = 2**30
-_BLOCK_BYTES = 64 * 2**20
 _COPIES = 6  # of the mixtures, until they are composed
-_BLOCKS_HELD = 6  # of this size at a time, where memory is limited: kept terms, new ones, thresholds
-_LIFT = 1e-4
-# With more steps than this, reverse hazards are raised to a geometric grid: it costs at most 2.5e-4 of a weight, and of
-# 10,000 steps in 100 epochs only 2,000 are then different.
-_MANY_STEPS = 1000
-_GRAIN = 2.5e-4
+_BLOCKS_HELD = 6  # blocks of terms at a time, where memory is limited: stored ones, new ones, thresholds
 _PHI_TABLE = ndtr(-np.arange(38 * 128 + 1) / 128)
+_LEVEL_ERROR = 1e-9  # proof constant: levels are reduced by more than the relative errors of Φ and its inverse
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """What is stored, and which approximations upwards are made. Any values give sound bounds.
+
+    Attributes:
+      cache_bytes: the terms of the tail bounds are stored up to this size, and computed again for each σ beyond it.
+      block_bytes: the size of the terms that are computed at a time.
+      lift: the smallest means of a step are raised to a common value, by at most this share of the step's sum.
+      many_steps: with more steps than this, reverse hazards are raised to a geometric grid.
+      grain: the spacing of that grid in log; of 10,000 steps in 100 epochs only 2,000 then differ.
+    """
+
+    cache_bytes: int = 2**30
+    block_bytes: int = 64 * 2**20
+    lift: float = 1e-4
+    many_steps: int = 1000
+    grain: float = 2.5e-4
+
+
+_TUNING = _Tuning()
 
 
 @dataclass(frozen=True)
@@ -69,8 +88,7 @@ class Family:
 class ReverseHazards:
     """Dominating mixtures of every step of one mechanism, for any σ and δ_E, in one direction.
 
-    The σ-independent terms are computed on first use and kept, as long as they fit into `CACHE_BYTES`; beyond that they
-    are computed again for each σ.
+    The terms that do not depend on σ are computed on first use and stored if they fit.
     """
 
     def __init__(self, mechanism: Mechanism, direction: Direction, family: Family) -> None:
@@ -97,12 +115,15 @@ class ReverseHazards:
         gram, labels, done = np.zeros((b, b)), np.zeros(b, dtype=np.int64), 0
         temperatures = np.array(family.temperatures)
         announce_compilation(prefix_terms)
-        for _, rows in self._mechanism.mean_rows():
+        # A mean is a sum of at most k non-negative terms, one per epoch.
+        raised = 1 + (self._mechanism.batching.epochs + 4) * UNIT
+        for _, computed in self._mechanism.mean_rows():
+            rows = computed * raised
             bases = _lowest_groups(rows)
             entries = (rows > bases[:, None]).sum(axis=1)
             at = 0
             while at < len(rows):
-                size = min(_BLOCK_BYTES, budget.fitting(_BLOCKS_HELD))
+                size = min(_TUNING.block_bytes, budget.fitting(_BLOCKS_HELD))
                 fitting = np.searchsorted(np.cumsum(entries[at:]), size // per_entry)
                 stop = at + max(1, int(fitting))
                 block = np.ascontiguousarray(rows[at:stop])
@@ -137,7 +158,7 @@ class ReverseHazards:
             live += int(np.count_nonzero(_live_per_step(terms)))
             if kept is not None:
                 kept.append(terms)
-                if size > min(CACHE_BYTES, budget.fitting(_BLOCKS_HELD)):
+                if size > min(_TUNING.cache_bytes, budget.fitting(_BLOCKS_HELD)):
                     kept = None
             yield terms
         self._blocks, self._live_steps = kept, live
@@ -173,16 +194,17 @@ class ReverseHazards:
         """
         from dpmf.kernels.conditional import mixture_thresholds, mixture_weights, single_thresholds
 
-        share = bad_event * (1 - 1e-9) / max(self.live_steps, 1)
+        share = bad_event * (1 - _LEVEL_ERROR) / max(self.live_steps, 1)
         precision = self._scale / noise_multiplier**2
         references, _ = self._sizes()
-        grain = _GRAIN if self._mechanism.batching.iterations > _MANY_STEPS else 0.0
+        grain = _TUNING.grain if self._mechanism.batching.iterations > _TUNING.many_steps else 0.0
         announce_compilation(mixture_thresholds)
         for terms in self.blocks():
             budget.check()
             count = len(terms.tops)
             per_step = _live_per_step(terms)
-            levels = np.repeat(share / np.maximum(per_step, 1), np.diff(terms.starts))
+            # At most ½, where quantiles are not positive: a spread that is rounded up then lowers the threshold.
+            levels = np.repeat(np.minimum(share / np.maximum(per_step, 1), 0.5), np.diff(terms.starts))
             z_single = ndtri(levels)
             thresholds = np.empty(count)
             if references > 1:
@@ -193,7 +215,7 @@ class ReverseHazards:
             steps = len(terms.bases)
             means, weights = np.empty(count + steps), np.empty(count + steps)
             ends = np.empty(steps, dtype=np.int64)
-            mixture_weights(thresholds, terms, grain, means, weights, ends)
+            mixture_weights(thresholds, terms, grain, self._remove, means, weights, ends)
             first = 0
             for end in ends.tolist():
                 yield means[first:end], weights[first:end]
@@ -210,11 +232,11 @@ def _lowest_groups(rows: Array) -> Array:
     """Per step, the mean up to which components form its lowest tie group.
 
     Raising a component's mean is sound (it dominates), so the smallest means are raised to a common value, as long as
-    that adds no more than the share `_LIFT` to their sum: strategies with long memories have many tiny means, each of
+    that adds no more than the share `lift` to their sum: strategies with long memories have many tiny means, each of
     which would cost a tail bound and a part of the budget.
     """
     ordered = np.sort(rows, axis=1)
     sums = np.cumsum(ordered, axis=1)
     raised = np.arange(1, rows.shape[1] + 1) * ordered - sums
-    last = (raised <= _LIFT * sums[:, -1:]).sum(axis=1) - 1
+    last = (raised <= _TUNING.lift * sums[:, -1:]).sum(axis=1) - 1
     return np.asarray(np.take_along_axis(ordered, np.maximum(last, 0)[:, None], axis=1)[:, 0])

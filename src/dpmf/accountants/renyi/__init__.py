@@ -63,7 +63,7 @@ class Renyi(Accountant):
     """
 
     name: ClassVar[str] = "renyi"
-    summary: ClassVar[str] = "Rényi moments by dynamic programming; tight at large ε"
+    summary: ClassVar[str] = "Rényi moments by dynamic programming; quick, and close to the truth at large ε only"
     rests_on: ClassVar[str] = (
         "moments by dynamic programming (remove), means (add); conversion of Canonne, Kamath & Steinke 2020, Prop. 12"
     )

@@ -164,7 +164,7 @@ class LineMoments(_BandedMoments):
         g, z = self._g / noise_multiplier**2, self._b**-0.5
         sums = chain(
             self._band / noise_multiplier**2, np.zeros(self._b), 0, order, g, z,
-            self._decay(noise_multiplier, order), *_state_space(self._band.shape[1], order),
+            self._decay(noise_multiplier, order), _state_space(self._band.shape[1], order),
         )  # fmt: skip
         return self._unscaled(sums, g, z)
 
@@ -208,7 +208,7 @@ class RingMoments(_BandedMoments):
 
         def part(first: int, step: int) -> Array:
             chosen = slice(first, None, step)  # interleaved: the heavy prefixes, small ones, come first
-            sums: Array = ring(band, prefixes[chosen], weight[chosen], to_prefix, order, g, z, decay, *states)
+            sums: Array = ring(band, prefixes[chosen], weight[chosen], to_prefix, order, g, z, decay, states)
             return sums
 
         many = self.work(order) > _TUNING.threaded_work

@@ -101,19 +101,27 @@ def _log_factorials(number: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class LogSeries:
-    """A power series with c_0 = 1 and positive coefficients: their logarithms, and running bounds on the errors.
+    """A power series with c_0 = 1 and positive coefficients.
 
     As an exponential generating function, Σ E[T^m]·x^m/m!, it stands for a sum T of independent variables: series
     multiply where variables are added.
+
+    Attributes:
+      logs: the logarithms of the coefficients.
+      slopes: a running error bound: logs[m] is off by at most m·slopes[m], and slopes do not fall with m
+        (docs/theory/floating-point.md, "Rényi moments").
     """
 
     logs: Array
-    errors: Array
+    slopes: Array
 
     @classmethod
     def exponential(cls, order: int) -> LogSeries:
-        """T = 1."""
-        return cls(-log_factorials(order), 4 * UNIT * log_factorials(order))
+        """T = 1, from which all others are made."""
+        from dpmf.kernels.renyi import log_convolve
+
+        announce_compilation(log_convolve)
+        return cls(-log_factorials(order), np.zeros(order + 1))._with_errors(4 * UNIT * log_factorials(order))
 
     def weighted(self, variance: float) -> LogSeries:
         """T times an independent log-normal of mean 1: c_m is multiplied by e^(variance·m(m−1)/2).
@@ -123,20 +131,26 @@ class LogSeries:
         m = np.arange(len(self.logs), dtype=np.float64)
         pairs = variance * (m * (m - 1) / 2)
         logs = self.logs + pairs
-        return LogSeries(logs, self.errors + UNIT * (8 * pairs + np.abs(logs)))
+        return LogSeries(logs, self.slopes)._with_errors(UNIT * (8 * pairs + np.abs(logs)))
 
     def times(self, other: LogSeries) -> LogSeries:
-        """The product of two series (for its error see `log_convolve`)."""
+        """The product of two series."""
         from dpmf.kernels.renyi import log_convolve
 
-        announce_compilation(log_convolve)
-        return LogSeries(*log_convolve(self.logs, self.errors, other.logs, other.errors))
+        logs, largest = log_convolve(self.logs, other.logs)
+        rounding = 2 * UNIT * (np.abs(largest) + np.abs(logs) + 2 * np.arange(len(logs)) + 6)
+        return LogSeries(logs, np.maximum(self.slopes, other.slopes))._with_errors(rounding)
+
+    def _with_errors(self, errors: Array) -> LogSeries:
+        """The same series with further errors of its logarithms; that of c_0 is exact."""
+        further = errors[1:] / np.arange(1, len(errors)) * (1 + 8 * UNIT)
+        return LogSeries(self.logs, np.maximum.accumulate(self.slopes + np.append(0.0, further)))
 
     def log_moments(self, b: int) -> Array:
         """Upper bounds on log E[(T/b)^m]."""
-        factorials, scale = log_factorials(len(self.logs) - 1), np.arange(len(self.logs)) * math.log(b)
-        rounding = 8 * UNIT * (np.abs(self.logs) + factorials + scale)
-        return self.logs + factorials - scale + self.errors * (1 + 4 * UNIT) + rounding
+        m, factorials = np.arange(len(self.logs)), log_factorials(len(self.logs) - 1)
+        rounding = 8 * UNIT * (np.abs(self.logs) + factorials + m * math.log(b))
+        return self.logs + factorials - m * math.log(b) + m * self.slopes + rounding
 
 
 class MomentTable(ABC):

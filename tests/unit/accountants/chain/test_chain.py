@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import oracles
@@ -14,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpmf import strategies
-from dpmf.accountants.chain import Chain, _PreparedChain
-from dpmf.accountants.chain._band import Band
-from dpmf.accountants.chain._families import candidates, cost_of
-from dpmf.accountants.chain._laws import LineModel, Resolution, chain_covariance
-from dpmf.accountants.chain._majorants import line_chain, raised, ring_chain, shared_factor
-from dpmf.accountants.chain._puts import invert_puts
-from dpmf.accountants.chain._separators import SeparatorModel, separators
-from dpmf.accountants.chain._transfer import TermTable, hat_weights, invert
+from dpmf.accountants.chain import Chain
+from dpmf.accountants.chain._block_fits import separators
+from dpmf.accountants.chain._blocks import SeparatorModel
+from dpmf.accountants.chain._bound import ChainBound
+from dpmf.accountants.chain._inversion import invert_puts, invert_tilted
+from dpmf.accountants.chain._lines import LineModel, chain_covariance
+from dpmf.accountants.chain._majorants import candidates, cost_of, line_chain, raised, ring_chain, shared_factor
+from dpmf.accountants.chain._spreads import Band, Option, Resolution, TermTable, hat_weights
 from dpmf.accountants.lattice import Lattice
 from dpmf.batching import BallsInBins
 from dpmf.kernels.chain import block_transforms, multiply_terms, trace_of_power
@@ -128,17 +129,14 @@ def test_inversions_of_a_gaussian_sum(strike, others, sign):
     gap = np.array([0.0, *others])
     # The normal law is symmetric: a put at 100 − x is worth what a call at 100 + x is.
     expected = np.array([_call_on_a_normal(100 + sign * (top - g - 100)) for g in gap])
-    tilted = invert(
-        transform, sign, (strike - 100) / 100, gap,
-        smoothing=0.1, tolerance=1e-3, most=4000, strike=top, rounding=1e-13,
-    )  # fmt: skip
+    law = SimpleNamespace(option=Option(top, sign, 100, 1e-6), surplus=0.0, rounding=1e-13, transform=transform)
+    tilted = invert_tilted(law, top - gap, (strike - 100) / 100, loss=0.005, most=4000)
     assert all(one is not None for one in tilted)
     values = np.array([one.value for one in tilted if one is not None])
     assert np.all((expected <= values) & (values <= expected * 1.03))
     if strike < 150 and sign > 0:
-        by_parity = invert_puts(
-            transform, top - gap, sign, loss=0.01, tolerance=1e-3, most=4096, strike=top, rounding=1e-15, extra=0.0
-        )
+        law.rounding = 1e-15
+        by_parity = invert_puts(law, top - gap, loss=0.01, most=4096)
         values = np.array([one.value for one in by_parity if one is not None])
         assert len(values) == len(gap)
         assert np.all((expected <= values) & (values <= expected * 1.03))
@@ -219,7 +217,7 @@ def test_never_below_quadrature(mechanism, log_sigma, epsilon):
 def test_refinement_decreases_to_the_majorants_own_value(sigma, epsilon, direction):
     mechanism = mechanism_of(np.array([[0.9, 0, 0], [0.5, 1.0, 0], [0.3, 0.4, 0.8]]))
     member = Chain().prepare(mechanism).bounds()[0]
-    exact = own_delta(member._model, sigma, epsilon, direction)
+    exact = own_delta(member.model, sigma, epsilon, direction)
     values = [
         Chain(discretisation_loss=loss).prepare(mechanism).bounds()[0].delta(sigma, epsilon, direction).value
         for loss in (0.08, 0.02, 0.005)
@@ -340,7 +338,7 @@ def test_separators_against_quadrature(blocks, closed, direction):
     model = SeparatorModel(left, right, inner, np.full(length, 0.1), blocks, closed)
     keep = model.covariance()
     mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, model.size))
-    member = _PreparedChain(mechanism, float(keep.max()), Chain(), "separators", model)
+    member = ChainBound(mechanism, model, family="separators", largest=float(keep.max()))
     for sigma, epsilon in ((2.0, 0.3), (0.8, 1.5)):
         exact = own_delta(model, sigma, epsilon, direction)
         assert exact <= member.delta(sigma, epsilon, direction).value <= exact * 1.06
@@ -375,7 +373,7 @@ def test_what_is_left_out_of_steps_is_added(direction, monkeypatch):
     whole, part = laws
     mass = [law.transform(np.zeros(1, dtype=complex))[0].real for law in laws]
     assert mass[1] < mass[0]
-    assert part.surplus - whole.surplus >= (mass[0] - mass[1]) * part.strike * (3 if sign > 0 else 1)
+    assert part.surplus - whole.surplus >= (mass[0] - mass[1]) * part.option.strike * (3 if sign > 0 else 1)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

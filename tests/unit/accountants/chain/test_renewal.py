@@ -12,16 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpmf import strategies
-from dpmf.accountants.chain import Chain, _families, _PreparedChain
-from dpmf.accountants.chain._majorants import lags_of
-from dpmf.accountants.chain._renewal import RenewalModel
-from dpmf.accountants.chain._renewal_fit import _BlockFit, block_lengths, renewal_blocks
+from dpmf.accountants.chain import Chain
+from dpmf.accountants.chain._block_fits import _BlockFit, block_lengths, lags_of, renewal_blocks
+from dpmf.accountants.chain._blocks import RenewalModel
+from dpmf.accountants.chain._bound import ChainBound
+from dpmf.accountants.chain._majorants import candidates, models
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.batching import BallsInBins
 from dpmf.gram.bands import cyclic_bandwidth
 from dpmf.mechanism import Mechanism
 
 DIRECTIONS = ("remove", "add")
+EMPHASES = (0.0, 3.0)
 
 
 def example(length: int, blocks: int, closed: bool) -> RenewalModel:
@@ -63,9 +65,10 @@ def test_covariance_is_that_of_the_factors(length, blocks, closed):
     np.testing.assert_allclose(model.scaled(0.5).covariance(), model.covariance() / 4, atol=1e-14)
 
 
-def member_of(model: RenewalModel, loss: float = 0.005) -> _PreparedChain:
+def member_of(model: RenewalModel, loss: float = 0.005) -> ChainBound:
     mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, model.size))
-    return _PreparedChain(mechanism, float(model.covariance().max()), Chain(discretisation_loss=loss), "renewal", model)
+    largest = float(model.covariance().max())
+    return ChainBound(mechanism, model, family="renewal", largest=largest, discretisation_loss=loss)
 
 
 SMALL = [(1, 3, True), (1, 3, False), (1, 2, True), (3, 1, False)]
@@ -139,11 +142,11 @@ def dominates(covariance: np.ndarray, gram: np.ndarray) -> bool:
     return all(np.all(covariance >= gram[np.ix_(w, w)]) for w in windows)
 
 
-@given(toeplitz_mechanisms(), st.sampled_from(_families.EMPHASES))
+@given(toeplitz_mechanisms(), st.sampled_from(EMPHASES))
 @settings(deadline=None, max_examples=12, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_family_dominates(mechanism, emphasis):
     gram = mechanism.gram
-    found = _families.candidates(gram, emphasis)
+    found = candidates(gram, emphasis)
     assert found
     for name, model in found:
         covariance = model.covariance()
@@ -162,7 +165,7 @@ def test_any_gram_matrix_is_dominated(epochs, data):
     full = np.tril(rng.uniform(size=(n, n)) * (rng.uniform(size=(n, n)) < data.draw(st.floats(0.1, 1.0))))
     full[0, 0] = 1.0
     gram = Mechanism(strategies.matrix(full), BallsInBins(epochs, b)).gram
-    for name, model in _families.models(gram):
+    for name, model in models(gram):
         assert dominates(model.covariance(), gram), name
 
 
@@ -184,10 +187,10 @@ def test_renewal_blocks_are_above_monte_carlo(strategy, batching, sigma, epsilon
     gram = mechanism.gram
     lengths = block_lengths(cyclic_bandwidth(gram), len(gram))
     truth = MonteCarlo(samples=40_000, seed=3).prepare(mechanism)
-    for emphasis in _families.EMPHASES:
+    for emphasis in EMPHASES:
         model = renewal_blocks(gram, emphasis, lengths)
         assert model is not None
-        member = _PreparedChain(mechanism, float(gram.max()), Chain(), "renewal", model)
+        member = ChainBound(mechanism, model, family="renewal", largest=float(gram.max()))
         for direction in DIRECTIONS:
             estimate = truth.estimate_delta(sigma, epsilon, direction)
             bound = member.delta(sigma, epsilon, direction).value
@@ -198,14 +201,14 @@ def test_renewal_blocks_are_above_monte_carlo(strategy, batching, sigma, epsilon
 def test_medium_bandwidths_over_several_epochs():
     """σ_true of BSR16, b = 200, k = 5, ε = 1, δ = 10⁻⁵ is 3.198 (remove) by importance sampling, to 0.2 %."""
     mechanism = Mechanism(strategies.bsr(16), BallsInBins(5, 200))
-    (first, *_) = (m for m in Chain().prepare(mechanism).bounds() if isinstance(m, _PreparedChain))
+    (first, *_) = (m for m in Chain().prepare(mechanism).bounds() if isinstance(m, ChainBound))
     assert first.delta(3.198, 1.0, "remove", 1e-5).value > 1e-5
     assert first.delta(3.198 * 1.07, 1.0, "remove", 1e-5).value <= 1e-5
 
 
 def test_screening_keeps_the_best_and_an_answer():
     gram = Mechanism(strategies.bsr(16), BallsInBins(5, 200)).gram
-    names = [name for name, _ in _families.models(gram)]
+    names = [name for name, _ in models(gram)]
     assert names[0] == "renewal 0"
     assert names[-1] == "shared"
-    assert [name for name, _ in _families.models(np.eye(5))] == ["shared"]
+    assert [name for name, _ in models(np.eye(5))] == ["shared"]

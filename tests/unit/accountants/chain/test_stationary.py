@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import oracles
 import pytest
@@ -11,10 +14,12 @@ import dpmf
 from dpmf import BallsInBins, Mechanism, strategies
 from dpmf import lower_bounds as lower
 from dpmf.accountants import Chain, chain
-from dpmf.accountants.chain._calls import PLANS, invert_calls
-from dpmf.accountants.chain._laws import LineModel, Resolution
-from dpmf.accountants.chain._stationary import StationaryModel, _power_sum, stationary_models
+from dpmf.accountants.chain._inversion import invert_calls
+from dpmf.accountants.chain._lines import LineModel, StationaryModel, power_sum
+from dpmf.accountants.chain._majorants import stationary_models
+from dpmf.accountants.chain._spreads import Option, Resolution
 from dpmf.gram.sums import gram_sums, lower_sums, toeplitz_lags
+from dpmf.lower_bounds import _families
 
 STRATEGIES = [strategies.bsr(4), strategies.bisr(3), strategies.bsr(30), strategies.bisr(12)]
 ALLOCATIONS = [BallsInBins(3, 40), BallsInBins(1, 40), BallsInBins(3, 40, 97), BallsInBins(6, 7)]
@@ -70,7 +75,7 @@ def test_powers_by_doubling():
     matrix, vector = rng.uniform(size=(5, 5)) / 4, rng.uniform(size=5)
     for count in (1, 2, 3, 7, 20):
         expected = sum(np.linalg.matrix_power(matrix, i) @ vector for i in range(count))
-        np.testing.assert_allclose(_power_sum(matrix, vector, count), expected, rtol=1e-12)
+        np.testing.assert_allclose(power_sum(matrix, vector, count), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -91,7 +96,7 @@ def test_stationary_law_is_the_line_law_of_the_same_chain(shared, sign):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("strategy", "epochs", "b"), [(strategies.bsr(2), 2, 3), (strategies.bisr(2), 1, 3)], ids=str)
 def test_stationary_chains_are_above_quadrature(strategy, epochs, b, direction, monkeypatch):
-    monkeypatch.setattr(chain, "_DENSE_BATCHES", 0)
+    monkeypatch.setattr(chain, "_TUNING", chain._Tuning(dense_batches=0))
     mechanism = Mechanism(strategy, BallsInBins(epochs, b))
     prepared = Chain().prepare(mechanism)
     assert "gram" not in mechanism.__dict__
@@ -107,8 +112,8 @@ def test_large_path_at_a_moderate_size(monkeypatch):
     mechanism = Mechanism(strategies.bsr(3), BallsInBins(3, 300))
     target = {"target_epsilon": 1.0, "target_delta": 1e-5, "relative_tolerance": 1e-3}
     dense = dpmf.calibrate(mechanism, accountant=Chain(), **target)
-    monkeypatch.setattr(chain, "_DENSE_BATCHES", 0)
-    monkeypatch.setattr(lower, "_DENSE_BATCHES", 0)
+    monkeypatch.setattr(chain, "_TUNING", chain._Tuning(dense_batches=0))
+    monkeypatch.setattr(_families, "_TUNING", replace(_families._TUNING, dense_batches=0))
     fresh = Mechanism(strategies.bsr(3), BallsInBins(3, 300))
     large = dpmf.calibrate(fresh, accountant=Chain(), with_lower=True, **target)
     assert "gram" not in fresh.__dict__
@@ -125,17 +130,20 @@ def test_a_hundred_thousand_batches():
     assert 0 < below <= found.delta <= 3 * below
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [(0.2, 7.0), (0.2, 4.0), (0.2, 12.0), (1.2, 12.0)])
 def test_calls_at_several_strikes_against_a_closed_form(plan):
     """T has a gamma law: its transform is (1 − s)^(−k), and calls are in closed form."""
     shape, top = 6.0, 36.0
     strikes = np.array([18.0, 25.0, 36.0])
     law = gamma(shape)
     expected = shape * gamma(shape + 1).sf(strikes) - strikes * law.sf(strikes)
-    found = invert_calls(
-        lambda s: (1 - s) ** -shape * np.exp(-s * top), strikes,
-        loss=1e-3, tolerance=1e-4, most=4096, strike=top, rounding=1e-15, extra=0.0, plans=(plan,),
-    )  # fmt: skip
+    option = Option(top, 1, 6, 1e-6)
+
+    def transform(s: np.ndarray) -> np.ndarray:
+        return (1 - s) ** -shape * np.exp(-s * top)
+
+    gamma_law = SimpleNamespace(option=option, surplus=0.0, rounding=1e-15, transform=transform)
+    found = invert_calls(gamma_law, strikes, loss=1e-3, most=4096, plan=plan)
     values = np.array([one.value for one in found])
     assert np.all(values >= expected * (1 - 1e-12))
     if plan[1] <= 7:  # the others let more of the options at higher strikes in

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import dpmf
 from dpmf import BallsInBins, Mechanism, report, strategies
 from dpmf.accountants import Auto, Best, resolve, with_options
-from dpmf.accountants.chain import _PreparedChain
+from dpmf.accountants.chain._bound import ChainBound
 from dpmf.accountants.conditional import PreparedConditional
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.calibration import calibrate_one_way
@@ -145,7 +145,7 @@ def test_enough_ends_the_search(enough):
 def test_auto_asks_no_more_than_best(monkeypatch):
     """Of the chain, and of conditional composition: the rest is cheap."""
     asked = []
-    for cls in (_PreparedChain, PreparedConditional):
+    for cls in (ChainBound, PreparedConditional):
         inner = cls.delta
 
         def counting(self, *arguments, inner=inner):

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from types import ModuleType
 
+import balls
+import knobs
 import numpy as np
 import oracles
 import paths
 import pytest
 from scipy.special import logsumexp, ndtr
 
-from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional, _reverse_hazard
+from dpmf.accountants import conditional
+from dpmf.accountants.conditional import DEFAULT_TEMPERATURES, Conditional, _balance, _reverse_hazard
 from dpmf.accountants.conditional._reverse_hazard import Family, ReverseHazards
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
+from dpmf.strategies import bisr, bsr, coefficients, dpsgd
 from dpmf.strategies.base import DenseStrategy
-from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -164,7 +170,7 @@ def steps_of(hazards: ReverseHazards, sigma: float, bad_event: float) -> list[tu
 def test_mixtures_equal_the_slow_twin(
     name: str, family: str, direction: str, sigma: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_reverse_hazard, "_LIFT", 0.0)
+    monkeypatch.setattr(_reverse_hazard, "_TUNING", replace(_reverse_hazard._TUNING, lift=0.0))
     mech = mechanism(STRATEGIES[name], b=4, iterations=7)
     means = mean_table(mech)
     fast = steps_of(ReverseHazards(mech, direction, FAMILIES[family]), sigma, 1e-3)
@@ -200,8 +206,7 @@ def test_raised_hazards_dominate_and_repeat(direction: str, monkeypatch: pytest.
     """With many steps hazards go up to a grid: never down, hardly up, and some steps become equal."""
     hazards = ReverseHazards(mechanism(bsr(2), 10, 200), direction, FAMILIES["am-gm"])
     plain = steps_of(hazards, 8.0, 1e-5)
-    monkeypatch.setattr(_reverse_hazard, "_MANY_STEPS", 0)
-    monkeypatch.setattr(_reverse_hazard, "_GRAIN", 1e-2)
+    monkeypatch.setattr(_reverse_hazard, "_TUNING", replace(_reverse_hazard._TUNING, many_steps=0, grain=1e-2))
     assert len(hazards.mixtures(8.0, 1e-5)) < len(plain)
     mixtures = hazards.mixtures(8.0, 1e-5)
     assert mixtures.total == len(plain)
@@ -423,8 +428,7 @@ def test_terms_are_reused_or_recomputed_alike(direction: str, monkeypatch: pytes
     kept = ReverseHazards(mech, direction, FAMILIES["option 3"])
     first = kept.mixtures(2.0, 1e-6)
     assert next(kept.blocks()) is next(kept.blocks())
-    monkeypatch.setattr(_reverse_hazard, "CACHE_BYTES", 0)
-    monkeypatch.setattr(_reverse_hazard, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(_reverse_hazard, "_TUNING", replace(_reverse_hazard._TUNING, cache_bytes=0, block_bytes=2000))
     streamed = ReverseHazards(mech, direction, FAMILIES["option 3"])
     again = streamed.mixtures(2.0, 1e-6)
     assert len(list(streamed.blocks())) > 3
@@ -444,12 +448,17 @@ def test_steps_that_repeat_are_counted() -> None:
     assert bound.value == pytest.approx(oracles.delta(mech.gram / 4, 1.0, "remove"), rel=5e-3)
 
 
-def test_hand_over_to_dp_accounting() -> None:
-    prepared = Conditional().prepare(mechanism(bsr(4), 10, 10))
-    pld = prepared.to_dp_accounting(3.0, 1e-6)
-    epsilon = max(prepared.epsilon(3.0, 2e-6, d).value for d in DIRECTIONS)
-    assert pld.get_delta_for_epsilon(epsilon) == pytest.approx(2e-6, rel=0.05)
-    assert pld.get_epsilon_for_delta(2e-6) == pytest.approx(epsilon, rel=0.01)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("module", [conditional, _balance, _reverse_hazard])
+def test_bounds_hold_for_other_knobs(module: ModuleType, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tuning knob may be changed: bounds stay above the truth."""
+    mech = mechanism(bsr(3), 3, 6)
+    exact = oracles.delta(mech.gram / 4, 0.5, direction)
+    for change, tuning in knobs.perturbed(module._TUNING):
+        monkeypatch.setattr(module, "_TUNING", tuning)
+        prepared = Conditional(optimise_bad_event=True, temperatures=(math.inf, 1.0)).prepare(mech)
+        assert prepared.delta(2.0, 0.5, direction).value >= exact, change
+        assert prepared.delta(2.0, 0.5, direction, 1e-3).value >= exact, change
 
 
 @pytest.mark.parametrize(
@@ -479,3 +488,24 @@ def test_options_are_values() -> None:
     assert Conditional() == Conditional(temperatures=list(DEFAULT_TEMPERATURES))
     assert hash(Conditional()) == hash(Conditional())
     assert Conditional().variational_family().size == 6
+
+
+# --- rounding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_sums_over_many_epochs_are_rounded_up(direction: str) -> None:
+    """c = (1, just below 2⁻⁵³, ...): every addition of the cumulative sums over epochs is lost in double precision."""
+    n, sigma, epsilon = 200_000, 1000.0, 1.0
+    small = math.nextafter(2.0**-53, 0.0)
+    mech = mechanism(coefficients(np.concatenate(([1.0], np.full(n - 1, small)))), 1, n)
+    q = Fraction(small)  # the t-th entry of the one mean is 1 + t·q
+    squares = n + 2 * q * Fraction(n * (n - 1), 2) + q**2 * Fraction((n - 1) * n * (2 * n - 1), 6)
+    truth = balls.gaussian_delta(balls.exact(squares).sqrt() / balls.exact(sigma), balls.exact(epsilon))
+    prepared = Conditional().prepare(mech)
+    found = prepared.delta(sigma, epsilon, direction, 1e-5).value
+    assert truth.upper() <= balls.exact(found) <= truth.lower() * balls.exact(1 + 1e-7)
+    assert balls.gaussian_delta(
+        balls.exact(squares).sqrt() / balls.exact(sigma),
+        balls.exact(prepared.epsilon(sigma, 1e-5, direction).value),
+    ) <= balls.exact(1e-5)
