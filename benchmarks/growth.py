@@ -21,7 +21,7 @@ from rich.table import Table
 import dpmf
 from benchmarks import _page
 from dpmf.accountants import Accountant, Cascade, Chain, Conditional, Lattice, MonteCarlo, Renyi
-from dpmf.accountants.monte_carlo import minimum_samples
+from dpmf.accountants.monte_carlo.limits import minimum_samples
 
 EPSILON = 1.0
 ITERATIONS = (200, 800, 3200, 12_800, 51_200)

@@ -94,7 +94,7 @@ def sampler(mechanism: MechanismSpec, grid: Grid) -> AccountantSpec:
 
 def minimum_samples(delta: float, failure_probability: float) -> int:
     """s_min of the paper: the fewest samples that can show δ at all."""
-    from dpmf.accountants.monte_carlo import minimum_samples as least
+    from dpmf.accountants.monte_carlo.limits import minimum_samples as least
 
     return least(delta, failure_probability)
 

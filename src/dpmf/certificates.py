@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,13 +68,20 @@ def certificate(
         if way not in found:
             names = ", ".join(accountant.name for accountant in asked)
             raise ArgumentError("accountants", f"must have one with certificates for {way}, {names} have none")
+    return assembled(mechanism, sigma, epsilon, {way: found[way] for way in one_ways})
+
+
+def assembled(
+    mechanism: Mechanism, noise_multiplier: float, epsilon: float, proofs: Mapping[Direction, Proof]
+) -> dict[str, Any]:
+    """The certificate with these proofs, one for each direction."""
     content = {
         "format": FORMAT,
         "mechanism": _described(mechanism),
-        "noise_multiplier": sigma,
+        "noise_multiplier": noise_multiplier,
         "claims": [
             {"direction": way, "epsilon": epsilon, "delta": proof.delta, "kind": proof.kind, "proof": proof.fields}
-            for way, proof in found.items()
+            for way, proof in proofs.items()
         ],
     }
     return {**content, "sha256": digest(content)}

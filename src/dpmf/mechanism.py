@@ -13,8 +13,8 @@ from dpmf import validation
 from dpmf.batching import BallsInBins
 from dpmf.errors import ArgumentError
 from dpmf.gram.means import folded_column, gram_matrix, mean_rows
-from dpmf.gram.sums import GramSums, gram_sums, sum_of_squares, toeplitz_lags
-from dpmf.numerics import UNIT, Array
+from dpmf.gram.sums import GramSums, gram_sums, toeplitz_lags
+from dpmf.numerics import UNIT, Array, sum_of_squares
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 

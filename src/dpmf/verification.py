@@ -10,14 +10,14 @@ import hashlib
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from dpmf import api, validation
+from dpmf import api, progress, validation
 from dpmf import lower_bounds as lower
 from dpmf._version import __version__
 from dpmf.accountants.monte_carlo import MonteCarlo
@@ -115,7 +115,6 @@ def verify(
     accountants: Sequence[str | Accountant] | None = None,
     samples: int = 200_000,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda what: None,
 ) -> Verification:
     """Ask several accountants for δ(ε) at one noise multiplier, and compare their answers.
 
@@ -128,7 +127,6 @@ def verify(
       accountants: two or more deterministic accountants; by default all of dpmf that suit the mechanism.
       samples: the number of Monte Carlo samples for each direction.
       seed: the seed of the samples.
-      progress: called with a description of each step before the step begins.
 
     Returns:
       All bounds, estimates and contradictions.
@@ -152,7 +150,7 @@ def verify(
             raise ArgumentError("accountants", f"must be deterministic, {one.name} is not")
     calibrated = noise_multiplier is None
     if noise_multiplier is None:
-        progress("calibrating")
+        progress.say("calibrating")
         noise_multiplier = api.calibrate(
             mechanism, target_epsilon=epsilon, target_delta=target, direction=direction
         ).noise_multiplier
@@ -162,7 +160,7 @@ def verify(
     sampling = sampler.prepare(mechanism)
     for way in one_ways:
         for accountant, one in prepared:
-            progress(f"{one.name}, {way}")
+            progress.say(f"{one.name}, {way}")
             began = time.perf_counter()
             value = api.delta(
                 mechanism, noise_multiplier=noise_multiplier, epsilon=epsilon, accountant=one, direction=way
@@ -173,9 +171,9 @@ def verify(
                     seconds=time.perf_counter() - began,
                 )
             )  # fmt: skip
-        progress(f"lower bound, {way}")
+        progress.say(f"lower bound, {way}")
         below[way] = lower.lower_delta(mechanism, noise_multiplier, epsilon, way)
-        progress(f"sampling, {way}")
+        progress.say(f"sampling, {way}")
         sampled.append(_sample(sampling, noise_multiplier, epsilon, way))
     least = max(min(b.delta for b in bounds if b.direction == way) for way in one_ways)
     batching = mechanism.batching

@@ -174,3 +174,45 @@ def test_a_module_that_needs_another_to_be_imported_first_is_noticed(tree: Path)
     failed = imported_alone(["dpmf", "dpmf.ground"], tree)
     assert set(failed) == {"dpmf.ground"}
     assert "KeyError" in failed["dpmf.ground"]
+
+
+WAY = """
+import contextlib, io, json, sys
+import dpmf.cli
+
+found = set()
+
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_flags & 2 and not code.co_filename.startswith("<"):
+        found.add(frame.f_globals.get("__name__", ""))
+
+def run():
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        dpmf.cli.main()
+
+run()  # imports what it needs
+sys.setprofile(note)
+run()
+sys.setprofile(None)
+print(json.dumps(sorted(name for name in found if name.partition(".")[0] == "dpmf")))
+"""
+
+
+def test_the_way_of_a_number_is_as_described():
+    """At most 25 modules from the command to the number; the page names them all, and those that serve on the way."""
+    page = (paths.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.partition("## The way of a number\n")[2].partition("\n## ")[0]
+    command = next(line.split() for line in section.splitlines() if line.startswith("    dpmf "))
+    table = [name for line in section.splitlines() if line.startswith("|") for name in line.split("`")[1::2]]
+    named = {f"dpmf.{name}" for name in table}
+    services = {
+        name if name == "dpmf" else f"dpmf.{name}" for name in section.partition("Services:")[2].split("`")[1::2]
+    }
+    assert len(named) == len(table) <= 25
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WAY, *command[1:]],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = set(json.loads(done.stdout.splitlines()[-1]))
+    assert found - services == named

@@ -51,7 +51,7 @@ def test_chain_of_steps_that_hardly_move_needs_no_dense_nodes(direction: str) ->
     s = signal_to_noise(mechanism.strategy, 3, 3, 1.0)
     still = LineModel(np.zeros(3), np.array([2.6, 0.2, 0.1]), np.array([0.99999, 0.99999]), np.array([0.1, 0.0, 0.0]))
     law = still.law(6.0 if direction == "remove" else 1.5, 1 if direction == "remove" else -1, Resolution(), 1e-9)
-    assert len(law._walk.nodes) < 200
+    assert len(law.walk.nodes) < 200
     found = dpmf.delta(mechanism, noise_multiplier=1.0, epsilon=0.7, accountant=Chain(), direction=direction).delta
     truth = true_delta(s, 0.7, direction)
     assert truth.low <= found <= 1.3 * truth.high

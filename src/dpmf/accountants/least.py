@@ -239,7 +239,7 @@ class Least(PreparedAccountant):
             if self._stop is not None and not good:
                 for k in {round(probe * last / (_TUNING.probes - 1)) for probe in range(_TUNING.probes)}:
                     good[k] = self._stop.good_delta(noise_multiplier, epsilons[k], direction)
-            for bound, places in _asked_where(bounds, noise_multiplier, epsilons, direction):
+            for bound, places in asked_where(bounds, noise_multiplier, epsilons, direction):
                 found = bound.deltas(noise_multiplier, [epsilons[k] for k in places], direction)
                 for k, value in zip(places, found, strict=True):
                     best[k] = min(best[k], value)
@@ -400,7 +400,7 @@ def _promising_first(
     return [next(order) if bound.roughness > 1 else bound for bound in bounds]
 
 
-def _asked_where(
+def asked_where(
     bounds: Sequence[PreparedAccountant], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
 ) -> list[tuple[PreparedAccountant, list[int]]]:
     """Which bound to ask at which points of a profile.

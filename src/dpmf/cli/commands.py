@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,66 +40,56 @@ if TYPE_CHECKING:
 _QUICK_SAMPLES = 100_000
 
 
-def _answer(asked: str, mechanism: "Mechanism", accountant: "Accountant", as_json: bool, **question: Any) -> None:
-    """Ask the Python API for a field of its result ("noise_multiplier", "epsilon" or "delta"), and print the result."""
-    import dpmf
-    from dpmf import report
-
-    ask = dpmf.calibrate if asked == "noise_multiplier" else getattr(dpmf, asked)
-    with working(f"bounding the {asked.replace('_', ' ')} by {accountant.name}"):
-        found = ask(mechanism, accountant=accountant, **question)
-    if as_json:
-        print_json({"mechanism": mechanism.name, **found.to_dict()})
-    else:
-        report.print_answer(mechanism, found, asked)
+def _target(epsilon: Epsilon, delta: Delta) -> dict[str, float]:
+    return {"target_epsilon": epsilon, "target_delta": delta}
 
 
-@takes(mechanism_from, accountant_from, limits_from)
-def calibrate(
-    mechanism: "Mechanism",
-    accountant: "Accountant",
-    limits: dict[str, Any],
-    *,
-    epsilon: Epsilon,
-    delta: Delta,
-    lower: Lower = True,
-    as_json: Json = False,
-) -> None:
-    """Find the smallest noise multiplier that is guaranteed to give (ε, δ)."""
-    question = {"target_epsilon": epsilon, "target_delta": delta, "with_lower": lower, **limits}
-    _answer("noise_multiplier", mechanism, accountant, as_json, **question)
+def _at_delta(noise_multiplier: NoiseMultiplier, delta: Delta) -> dict[str, float]:
+    return {"noise_multiplier": noise_multiplier, "delta": delta}
 
 
-@takes(mechanism_from, accountant_from, limits_from)
-def epsilon(
-    mechanism: "Mechanism",
-    accountant: "Accountant",
-    limits: dict[str, Any],
-    *,
-    noise_multiplier: NoiseMultiplier,
-    delta: Delta,
-    lower: Lower = True,
-    as_json: Json = False,
-) -> None:
-    """Find the ε that a noise multiplier guarantees at δ."""
-    question = {"noise_multiplier": noise_multiplier, "delta": delta, "with_lower": lower, **limits}
-    _answer("epsilon", mechanism, accountant, as_json, **question)
+def _at_epsilon(noise_multiplier: NoiseMultiplier, epsilon: Epsilon) -> dict[str, float]:
+    return {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
 
 
-@takes(mechanism_from, accountant_from, limits_from)
-def delta(
-    mechanism: "Mechanism",
-    accountant: "Accountant",
-    limits: dict[str, Any],
-    *,
-    noise_multiplier: NoiseMultiplier,
-    epsilon: Epsilon,
-    lower: Lower = True,
-    as_json: Json = False,
-) -> None:
-    """Find the δ that a noise multiplier guarantees at ε."""
-    question = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "with_lower": lower, **limits}
-    _answer("delta", mechanism, accountant, as_json, **question)
+def _asking(function: str, asked: str, given: Callable[..., dict[str, float]], help_text: str) -> Callable[..., None]:
+    """Make the command that asks one function of the Python API and prints its answer.
+
+    Args:
+      function: the name of the function and of the command.
+      asked: the field of the result that is asked for.
+      given: the builder of the arguments that are given.
+      help_text: the help of the command.
+    """
+
+    def command(
+        mechanism: "Mechanism",
+        accountant: "Accountant",
+        question: dict[str, float],
+        limits: dict[str, Any],
+        *,
+        lower: Lower = True,
+        as_json: Json = False,
+    ) -> None:
+        import dpmf
+        from dpmf import report
+
+        with working(f"bounding the {asked.replace('_', ' ')} by {accountant.name}"):
+            found = getattr(dpmf, function)(mechanism, accountant=accountant, with_lower=lower, **question, **limits)
+        if as_json:
+            print_json({"mechanism": mechanism.name, **found.to_dict()})
+        else:
+            report.print_answer(mechanism, found, asked)
+
+    command.__name__, command.__doc__ = function, help_text
+    return takes(mechanism_from, accountant_from, given, limits_from)(command)
+
+
+calibrate = _asking(
+    "calibrate", "noise_multiplier", _target, "Find the smallest noise multiplier that is guaranteed to give (ε, δ)."
+)
+epsilon = _asking("epsilon", "epsilon", _at_delta, "Find the ε that a noise multiplier guarantees at δ.")
+delta = _asking("delta", "delta", _at_epsilon, "Find the δ that a noise multiplier guarantees at ε.")
 
 
 @takes(mechanism_from, accountant_from, limits_from)

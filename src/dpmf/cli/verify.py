@@ -50,6 +50,7 @@ def verify(
     """
     from dpmf import certificates, report, verification
     from dpmf.files import write_atomically
+    from dpmf.formatting import given, upper
 
     if output is not None:
         report.checked_output(output, (".md", ".txt", ".json"))
@@ -76,6 +77,9 @@ def verify(
                 accountants=listed(names),
             )
         write_atomically(certificate, json.dumps(content).encode())
+        for claim in content["claims"]:
+            what = f"{claim['direction']}, δ({given(epsilon)}) ≤ {upper(claim['delta'])} by {claim['kind']}"
+            print(f"certificate in {certificate}: {what}", file=sys.stderr)
     if output is not None:
         text = found.to_markdown() if output.suffix.lower() != ".json" else json.dumps(found.to_dict(), indent=1) + "\n"
         write_atomically(output, text.encode())

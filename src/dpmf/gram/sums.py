@@ -15,7 +15,7 @@ import numpy as np
 from dpmf import budget
 from dpmf.batching import BallsInBins
 from dpmf.gram.means import folded_column, mean_rows
-from dpmf.numerics import UNIT, Array
+from dpmf.numerics import UNIT, Array, sum_of_squares
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 _FFT_ERROR = 8 * UNIT  # relative error of a transform in ℓ², divided by log₂ of its length
@@ -36,11 +36,6 @@ class LowerSums:
 
     row_sums: Array
     least: float
-
-
-def sum_of_squares(values: Array) -> float:
-    """Return Σ v², without an array of the squares and without the threads that a BLAS would start."""
-    return float(np.einsum("i,i->", values, values))
 
 
 def gram_sums(strategy: Strategy, batching: BallsInBins) -> GramSums:

@@ -18,11 +18,11 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_distribution
 
 from dpmf import validation
+from dpmf.accountants.pair import pair_of
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins
-from dpmf.integrations._profile_points import ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
 
@@ -101,7 +101,7 @@ def _cached_distribution(
     mechanism = event.mechanism
     sigma = mechanism.checked_noise(event.noise_multiplier)
     with _working(f"loss distribution of {mechanism.name}"):
-        pair = ProfilePoints(mechanism, sigma, interval, accountant).refine(tolerance)
+        pair = pair_of(accountant, mechanism, sigma, interval, tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
     add = {-int(index): float(mass) for index, mass in zip(pair.losses, pair.lower, strict=True)}
     distribution = privacy_loss_distribution.PrivacyLossDistribution(

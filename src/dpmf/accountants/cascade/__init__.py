@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants.cascade._payoffs import SmoothedCall, cubic_bound, smoothed_bound
+from dpmf.accountants.cascade._payoffs import Majorant, SmoothedCall, cubic_bound, smoothed_bound
 from dpmf.accountants.cascade._tree import MARGIN, Tree, candidates, lag_majorant
-from dpmf.accountants.cascade._tree_law import Fineness, Measure, TreeMoments, tree_law
+from dpmf.accountants.cascade._tree_law import Fineness, Measure, TreeMoments, grid_steps, tree_law
 from dpmf.accountants.least import Least, Part
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.accountants.renyi.orders import IntegerOrders
 from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
@@ -137,7 +138,7 @@ class _TreeBound(PreparedAccountant):
         plain = gaussian_delta(math.sqrt(variance) * (1 + MARGIN), epsilon)  # no amplification
         if plain <= _TUNING.negligible:
             return Evaluation(plain)
-        gamma = math.exp(epsilon) * (1 - 4 * UNIT)
+        gamma = _strike(epsilon)
         # What may be cut off: in decades that many ε and targets share, so that one law serves all of them.
         wanted = min(target_delta or _TUNING.usual_delta, plain)
         decades = 4 * math.ceil(-0.25 * math.log10(3e-5 * (gamma - 0.95) ** 2 * wanted))
@@ -146,8 +147,7 @@ class _TreeBound(PreparedAccountant):
             while True:
                 law = self._law(noise_multiplier, 10.0**-decades)
                 if self._shared:
-                    shared = self._shared / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
-                    bound = smoothed_bound(law, SmoothedCall(gamma, shared))
+                    bound = smoothed_bound(law, self._call(noise_multiplier, gamma))
                 else:
                     bound = cubic_bound(law, gamma)
                 if bound.cut <= _TUNING.cut * bound.value or decades > _TUNING.most_decades:
@@ -161,14 +161,50 @@ class _TreeBound(PreparedAccountant):
     def unreachable(self, epsilon: float, delta: float, direction: Direction) -> str | None:
         return "the cascade bounds the remove direction only" if direction == "add" else None
 
+    def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof | None:
+        """What it takes to check the bound without dpmf: the trees, the steps of their grids, and the payoff."""
+        found = self.delta(noise_multiplier, epsilon, direction)
+        if "threshold" not in found.details:
+            return None
+        start = float(found.details["threshold"])
+        payoff = {"kind": "cubic", "threshold": start}
+        if self._shared:
+            majorant = Majorant.of(self._call(noise_multiplier, _strike(epsilon)), start)
+            payoff = {"kind": "smoothed", "start": start, "cubic": float(majorant.coefficients[3])}
+        trees = []
+        for tree, scaled in zip(self._trees, self._scaled(noise_multiplier), strict=True):
+            steps = grid_steps(scaled, Fineness(self._loss, 1.0))
+            trees.append(
+                {
+                    "blocks": tree.first,
+                    "weights": tree.weights.tolist(),
+                    "step": steps[0],
+                    "refinements": [round(coarse / fine) for fine, coarse in pairwise(steps)],
+                }
+            )
+        return Proof(found.value, "cascade", {"trees": trees, "payoff": payoff})
+
+    def _call(self, noise_multiplier: float, gamma: float) -> SmoothedCall:
+        """The call, smoothed by the factor that all indices share."""
+        return SmoothedCall(gamma, self._shared / noise_multiplier / noise_multiplier * (1 + 8 * UNIT))
+
+    def _scaled(self, noise_multiplier: float) -> list[Tree]:
+        """The trees of the law, divided by σ²."""
+        return [tree.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)) for tree in self._rest]
+
     def _law(self, noise_multiplier: float, spare: float) -> Measure:
         key = (noise_multiplier, spare)
         if key not in self._laws:
-            trees = [tree.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)) for tree in self._rest]
+            trees = self._scaled(noise_multiplier)
             self._laws[key] = Measure.average([tree_law(tree, Fineness(self._loss, spare)) for tree in trees], self._b)
             if len(self._laws) > _TUNING.laws_kept:
                 self._laws.popitem(last=False)
         return self._laws[key]
+
+
+def _strike(epsilon: float) -> float:
+    """At most e^ε."""
+    return math.exp(epsilon) * (1 - 4 * UNIT)
 
 
 class _ClosedForms(PreparedAccountant):

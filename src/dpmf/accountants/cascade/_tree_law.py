@@ -301,6 +301,11 @@ def tree_law(tree: Tree, fineness: Fineness) -> GridLaw:
         return law
 
 
+def grid_steps(tree: Tree, fineness: Fineness) -> list[float]:
+    """The steps of the grids by level, from the whole ring down; each is a power of two times the one before."""
+    return _TreeLaw(tree, fineness).steps
+
+
 class _TreeLaw:
     def __init__(self, tree: Tree, fineness: Fineness) -> None:
         self._tree, self._fineness = tree, fineness
@@ -317,20 +322,20 @@ class _TreeLaw:
         # level average out over its blocks.
         coarsest = math.sqrt(6 * fineness.loss * tree.variance / number)
         finest = min(coarsest, math.sqrt(1.7 * fineness.loss * spread))
-        self._steps = []
+        self.steps = []
         for level in tree.levels:
             wanted = min(coarsest, finest * level.blocks**0.25)
-            self._steps.append(finest * 2 ** math.floor(math.log2(wanted / finest) + 1e-9))
+            self.steps.append(finest * 2 ** math.floor(math.log2(wanted / finest) + 1e-9))
 
     def root(self) -> GridLaw:
         tree = self._tree
-        law = {1: one(self._steps[-1])}
+        law = {1: one(self.steps[-1])}
         for number in range(len(tree.levels) - 1, -1, -1):
             law = {size: self._block(number, size, law) for size, _ in tree.levels[number].sizes()}
         return law[tree.b]
 
     def _block(self, number: int, size: int, below: dict[int, GridLaw]) -> GridLaw:
-        tree, step, blocks = self._tree, self._steps[number], self._tree.levels[number].blocks
+        tree, step, blocks = self._tree, self.steps[number], self._tree.levels[number].blocks
         weight = float(tree.weights[number])
         parts = [below[part] for part in tree.parts(number, size)]
         if len(parts) > 1:

@@ -118,37 +118,38 @@ class SeparatorLaw:
     def __init__(self, model: SeparatorModel, option: Option, resolution: Resolution) -> None:
         self.option, self._model = option, model
         nuggets, self._kinds = classes_of(model.nuggets)
+        self.nuggets = nuggets[self._kinds]
         left, right, inner = model.left, model.right, model.inner
         smooth = left**2 + right**2 + inner**2
-        self._outer = option.spread(float(max(left.max(), right.max())), resolution.static)
-        self._inner = option.spread(float(inner.max()), _TUNING.inner_spacing * resolution.static)
-        x, z = self._outer.nodes, self._inner.nodes
+        self.outer = option.spread(float(max(left.max(), right.max())), resolution.static)
+        self.inner = option.spread(float(inner.max()), _TUNING.inner_spacing * resolution.static)
+        x, z = self.outer.nodes, self.inner.nodes
         budget.claim(48.0 * len(x) ** 2 * len(z) * len(left))
         # Left separator × right separator × inner factor × index.
         y = left * x[:, None, None, None] + right * x[:, None, None] + inner * z[:, None] - smooth / 2
         step = resolution.term * math.sqrt(float((smooth + model.nuggets).max()))
-        self._table = option.table(float(y.min()), float(y.max()), step, nuggets)
-        rows, shares = self._table.locate(y)
+        self.table = option.table(float(y.min()), float(y.max()), step, nuggets)
+        rows, shares = self.table.locate(y)
         shape = (len(x) ** 2, len(z), len(left))
         self._rows, self._shares = rows.reshape(shape), shares.reshape(shape)
         self.surplus = self._tails(y) * (1 + 1e-9)
         # For an index: the nugget's sum, interpolation and a complex product. For a block: the sum over its inner
         # factor and a product of matrices that are complex.
-        per_block = len(left) * (self._table.summands + 16) + len(z) + 4 * len(x) + 16
+        per_block = len(left) * (self.table.summands + 16) + len(z) + 4 * len(x) + 16
         self.rounding = 1.05 * UNIT * model.blocks * per_block
 
     def _tails(self, y: Array) -> float:
         model, blocks = self._model, self._model.blocks
         if self.option.sign < 0:
-            return ((blocks + 1) * self._outer.lost + blocks * self._inner.lost) * self.option.strike
+            return ((blocks + 1) * self.outer.lost + blocks * self.inner.lost) * self.option.strike
         means, beyond = np.ones(len(model.left)), np.zeros(len(model.left))
-        for load, spread in ((model.left, self._outer), (model.right, self._outer), (model.inner, self._inner)):
+        for load, spread in ((model.left, self.outer), (model.right, self.outer), (model.inner, self.inner)):
             means *= np.maximum(spread.mean(load), 1.0)
             beyond += spread.beyond(load)
         total = float((means * beyond).sum())
-        outer, inner = self._outer.weights, self._inner.weights
+        outer, inner = self.outer.weights, self.inner.weights
         for i in range(len(model.left)):
-            excess = self._table.excess(y[..., i], int(self._kinds[i]))
+            excess = self.table.excess(y[..., i], int(self._kinds[i]))
             total += float(np.einsum("a,c,q,acq->", outer, outer, inner, excess, optimize=True))
         return total * blocks
 
@@ -157,12 +158,12 @@ class SeparatorLaw:
         return in_chunks(self._transform, s, _TUNING.separator_frequencies)
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
-        nodes = len(self._outer.nodes)
+        nodes = len(self.outer.nodes)
         floor, flat = floors(s), np.empty((nodes * nodes, 2, len(s)))
-        tables = self._table.transforms(s)
-        block_transforms(tables, self._kinds, self._rows, self._shares, self._inner.weights, floor, flat)
+        tables = self.table.transforms(s)
+        block_transforms(tables, self._kinds, self._rows, self._shares, self.inner.weights, floor, flat)
         matrices = flat.reshape(nodes, nodes, 2, len(s))
-        return _product_of_blocks(matrices, self._outer.weights, floor, self._model.blocks, self._model.closed)
+        return _product_of_blocks(matrices, self.outer.weights, floor, self._model.blocks, self._model.closed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +252,7 @@ class RenewalLaw:
 
     def __init__(self, model: RenewalModel, option: Option, resolution: Resolution) -> None:
         self.option, self._model = option, model
-        self._outer = outer = option.spread(float(max(model.right.max(), model.carried().max())), resolution.static)
+        self.outer = outer = option.spread(float(max(model.right.max(), model.carried().max())), resolution.static)
         top, first = float(model.deviations.max()), float(model.correlations[0])
         innovations = np.maximum(1 - model.correlations**2, 0.0)
         fine = resolution.affordable(_TUNING.renewal_length * model.length).chain
@@ -261,7 +262,7 @@ class RenewalLaw:
         arrival = Transition.of(outer.nodes, nodes, first, top, option.sign) if chained else None
         matrix = np.ones((len(outer.nodes), 1)) if arrival is None else arrival.matrix
         self._arrival = Band.of(matrix, option.negligible / len(nodes))
-        self._walk = walk = Walk(
+        self.walk = walk = Walk(
             option, outer, nodes, outer.weights @ matrix, loads=model.right, deviations=model.deviations,
             innovations=innovations[1:], nuggets=model.nuggets, term=resolution.term,
         )  # fmt: skip
@@ -279,13 +280,13 @@ class RenewalLaw:
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""
-        return in_chunks(self._transform, s, max(2, min(_TUNING.renewal_frequencies, self._walk.width)))
+        return in_chunks(self._transform, s, max(2, min(_TUNING.renewal_frequencies, self.walk.width)))
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
-        separators = len(self._outer.nodes)
-        tables, floor = self._walk.table.transforms(s), floors(s)
+        separators = len(self.outer.nodes)
+        tables, floor = self.walk.table.transforms(s), floors(s)
         matrices = np.empty((separators, separators, 2, len(s)))
-        for part in self._walk.parts(len(s)):
-            found = self._arrival.apply(self._walk.backward(tables, floor, part))
+        for part in self.walk.parts(len(s)):
+            found = self._arrival.apply(self.walk.backward(tables, floor, part))
             matrices[:, part] = np.moveaxis(found, 0, 1).reshape(separators, -1, 2, len(s))
-        return _product_of_blocks(matrices, self._outer.weights, floor, self._model.blocks, self._model.closed)
+        return _product_of_blocks(matrices, self.outer.weights, floor, self._model.blocks, self._model.closed)

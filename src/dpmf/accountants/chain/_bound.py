@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from dpmf import budget
+from dpmf.accountants.chain._certificate import described
 from dpmf.accountants.chain._inversion import (
     Inversion,
     Law,
@@ -20,7 +21,7 @@ from dpmf.accountants.chain._inversion import (
     pilot,
 )
 from dpmf.accountants.chain._spreads import Resolution
-from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import FLOOR, UNIT, Array
@@ -111,6 +112,21 @@ class Unamplified(PreparedAccountant):
     ) -> Evaluation:
         sensitivity = min(math.sqrt(self._largest) / noise_multiplier * (1 + 4 * UNIT), 1e150)
         return Evaluation(gaussian_delta(sensitivity, epsilon), {"family": "unamplified"})
+
+    def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof:
+        """What it takes to check the bound without dpmf."""
+        return Proof(self.delta(noise_multiplier, epsilon, direction).value, "gaussian", {"form": "largest entry"})
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A bound on δ(ε), and how it was found; `law` is that of the inversion, if this is the fine one."""
+
+    value: float
+    frequencies: int
+    tilt: float
+    law: Law | None = None
+    inversion: Inversion | None = None
 
 
 class ChainBound(PreparedAccountant):
@@ -233,19 +249,32 @@ class ChainBound(PreparedAccountant):
         self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None, rough: bool
     ) -> Evaluation:
         plain = self._plain.delta(noise_multiplier, epsilon, direction)
-        close_enough = plain.value <= (_TUNING.negligible if target else _TUNING.least_delta)
-        if close_enough or not self._applies(noise_multiplier, epsilon):
+        found = self._found(noise_multiplier, epsilon, direction, target, rough, plain.value)
+        if found is None or not found.value < plain.value:
             return plain
-        model, sign = self.model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
-        found = budget.attempt(lambda: self._option(model, epsilon, sign, target, rough), None)
-        if found is None or not found[0] < plain.value:
-            return plain
-        return Evaluation(found[0], {"family": self.family, "frequencies": found[1], "tilt": found[2]})
+        return Evaluation(found.value, {"family": self.family, "frequencies": found.frequencies, "tilt": found.tilt})
 
-    def _option(
-        self, model: Model, epsilon: float, sign: int, target: float | None, rough_only: bool
-    ) -> tuple[float, int, float] | None:
-        """A bound on δ(ε), the number of frequencies and the tilt; None where no inversion works."""
+    def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof | None:
+        """What it takes to check the bound without dpmf: the majorant, the grids of its law, and the inversion."""
+        found = self._found(noise_multiplier, epsilon, direction, None, False, 1.0)
+        if found is None or found.law is None or found.inversion is None:
+            return None
+        fields = described(self.model, found.law, found.inversion, noise_multiplier)
+        return None if fields is None else Proof(found.value, "chain", fields)
+
+    def _found(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None, rough: bool,
+        plain: float,
+    ) -> _Found | None:  # fmt: skip
+        """The bound of the majorant, where `plain`, that of the Gaussian mechanism, is not good enough."""
+        close_enough = plain <= (_TUNING.negligible if target else _TUNING.least_delta)
+        if close_enough or not self._applies(noise_multiplier, epsilon):
+            return None
+        model, sign = self.model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
+        return budget.attempt(lambda: self._option(model, epsilon, sign, target, rough), None)
+
+    def _option(self, model: Model, epsilon: float, sign: int, target: float | None, rough_only: bool) -> _Found | None:
+        """A bound on δ(ε); None where no inversion works."""
         n, slip = model.size, _slip(model, epsilon)
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
@@ -271,7 +300,7 @@ class ChainBound(PreparedAccountant):
                 deep = model.law(strike, sign, coarse, enough / 10)  # its tails suit so small a value
                 bound = chernoff(deep, tilt * np.array(_TUNING.chernoff_tilts)) * scale
                 if bound <= enough:
-                    return bound + FLOOR, 0, tilt
+                    return _Found(bound + FLOOR, 0, tilt)
             likely = math.exp(min(log_bound - math.log(strike), 0.0)) / 4
             rough, route = self._scout(law, tilt, strikes)[0] or (None, None)
         if rough is not None:
@@ -281,14 +310,15 @@ class ChainBound(PreparedAccountant):
             if near and route is not None:
                 self._routes[sign, epsilon] = route, largest
             if rough_only or (target and not near):
-                return min(1.0, bound + FLOOR), rough.frequencies, rough.tilt
+                return _Found(min(1.0, bound + FLOOR), rough.frequencies, rough.tilt)
         if route is None:
             return None
         law = model.law(strike, sign, self._resolution, likely)
         done = self._invert(law, tilt, route, strikes)[0]
         if done is None:
             return None
-        return min(1.0, (done.value + law.surplus) * scale + FLOOR), done.frequencies, done.tilt
+        value = min(1.0, (done.value + law.surplus) * scale + FLOOR)
+        return _Found(value, done.frequencies, done.tilt, law, done)
 
     def _scout(self, law: Law, tilt: float, strikes: Array) -> list[tuple[Inversion, _Route] | None]:
         """Per strike the smallest bound of the inversions worth trying, on a coarse law, and how it was found.

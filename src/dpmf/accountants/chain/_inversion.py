@@ -102,6 +102,9 @@ class Inversion:
       tilt: the tilt θ.
       frequencies: the number of frequencies.
       noise: how much of the value is there for rounding errors.
+      sign: +1 if the transform of a call was inverted, −1 for a put.
+      period: the period L.
+      smoothing: the deviation η of the normal variable that was added to T.
       plan: the plan that was followed, for calls.
     """
 
@@ -109,6 +112,9 @@ class Inversion:
     tilt: float
     frequencies: int
     noise: float
+    sign: int
+    period: float
+    smoothing: float
     plan: tuple[float, float] | None = None
 
 
@@ -122,6 +128,10 @@ class _Contour:
     @classmethod
     def of(cls, theta: float, period: float) -> _Contour:
         return cls(theta, few_bits(2 * math.pi / period))
+
+    @property
+    def period(self) -> float:
+        return 2 * math.pi / self.spacing
 
     def points(self, begin: int, end: int) -> np.ndarray:
         return np.asarray(self.theta + 1j * (self.spacing * np.arange(begin, end)))
@@ -287,7 +297,9 @@ def invert_tilted(law: Law, strikes: Array, near: float, *, loss: float, most: i
     deviation = float(others[:best].min() + others[best:].min()) + 2 * strike * float(moments[0].real)
     values, noise = contour.total(moments, sign, eta, gap, law.rounding, 1.01 * deviation)
     return [
-        Inversion(value, contour.theta, count, error) if math.isfinite(value) and value > 0 else None
+        Inversion(value, contour.theta, count, error, sign, contour.period, eta)
+        if math.isfinite(value) and value > 0
+        else None
         for value, error in zip(values.tolist(), noise.tolist(), strict=True)
     ]
 
@@ -346,13 +358,14 @@ class _Untilted:
         law, gap, theta = self.law, self._gap, contour.theta
         strike, surplus = law.option.strike, law.surplus
         m = np.arange(1, _TUNING.aliases + 1)[:, None]
-        period = 2 * math.pi / contour.spacing
+        period = contour.period
         decay, linear = np.exp(-theta * period * m), self.mass * m * period
         offset = -(decay * np.maximum(linear + sign * self.drift, 0.0)).sum(axis=0)
         unsure = self.unsure * decay.sum() + 4 * law.rounding * float((decay * linear).sum())
         if parity:
             offset, unsure = offset + self.drift, unsure + self.unsure
         count, values = _TUNING.first_count, np.full(len(gap), math.inf)
+        smoothings = np.zeros(len(gap))  # η of the least values
         moments = np.empty(0, dtype=np.complex128)
         while True:
             moments = np.concatenate((moments, law.transform(sign * contour.points(len(moments), count))))
@@ -368,12 +381,13 @@ class _Untilted:
             previous, values, noise = values, sums + offset + unsure, noise + unsure
             if not np.all(np.isfinite(values) & (values > 0)):
                 return None
+            smoothings = np.where(values < previous, eta, smoothings)
             values = np.minimum(values, previous)
             # The cost of smoothing falls with η², and η with 1/count.
             settled = previous - values < _TUNING.settled * self._loss * (values + surplus)
             if np.all(settled | (noise > _TUNING.noisy * (values + surplus))) or 2 * count > self._most:
-                pairs = zip(values.tolist(), noise.tolist(), strict=True)
-                return [Inversion(value, theta, count, error) for value, error in pairs]
+                found = zip(values.tolist(), noise.tolist(), smoothings.tolist(), strict=True)
+                return [Inversion(value, theta, count, error, sign, period, eta) for value, error, eta in found]
             count *= 2
 
 

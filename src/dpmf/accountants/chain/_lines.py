@@ -140,6 +140,7 @@ class Walk:
     ) -> None:
         self.nodes, self._static, self._option = nodes, static, option
         variances, self._kinds = classes_of(nuggets)
+        self.nuggets = variances[self._kinds]
         self._steps(innovations, float(deviations.max()))
         smooth = loads**2 + deviations**2
         z = static.nodes
@@ -160,6 +161,7 @@ class Walk:
         """
         self._transitions: list[Transition | None] = [None]
         self._bands: list[Band | None] = [None]
+        self._correlations = [1.0]
         self._step_kinds = np.zeros(len(innovations), dtype=np.int64)
         if len(self.nodes) == 1:
             return
@@ -171,11 +173,17 @@ class Walk:
         for value in values.tolist():
             correlation = math.sqrt(max(0.0, 1 - 2.0 ** (value / _TUNING.octave)))
             transition = Transition.of(self.nodes, self.nodes, correlation, top, self._option.sign)
+            self._correlations.append(correlation)
             self._transitions.append(transition)
             self._bands.append(Band.of(transition.matrix, self._option.negligible / len(self.nodes)))
 
     def _path(self, of_class: list[Band | None]) -> Iterator[Band | None]:
         return (of_class[kind] for kind in self._step_kinds.tolist())
+
+    @property
+    def correlations(self) -> Array:
+        """The correlations of the steps, as they were rounded up."""
+        return np.array(self._correlations)[self._step_kinds]
 
     @property
     def operations(self) -> int:
@@ -287,8 +295,8 @@ class LineLaw:
         inner = innovations[(deviations[1:] > 0) & (deviations[:-1] > 0) & (innovations > 0)]
         spacing = chain_spacing(inner, model.size, resolution.chain)
         start = option.spread(float(deviations.max()), spacing, model.size)
-        self._static, self._start = static, start.weights
-        self._walk = walk = Walk(
+        self.static, self._start = static, start.weights
+        self.walk = walk = Walk(
             option, static, start.nodes, start.weights, loads=loads, deviations=deviations, innovations=innovations,
             nuggets=model.nuggets, term=resolution.term,
         )  # fmt: skip
@@ -303,16 +311,16 @@ class LineLaw:
 
     def transform(self, s: np.ndarray) -> np.ndarray:
         """E e^(s(T − K)) of the discretised law."""
-        nodes = len(self._walk.nodes)
+        nodes = len(self.walk.nodes)
         held = min(_TUNING.chunk, budget.fitting(_TUNING.bytes_per_double)) / (2 * nodes)
-        return in_chunks(self._transform, s, max(2, min(_TUNING.frequencies, int(held), self._walk.width)))
+        return in_chunks(self._transform, s, max(2, min(_TUNING.frequencies, int(held), self.walk.width)))
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
-        tables = self._walk.table.transforms(s)
+        tables = self.walk.table.transforms(s)
         floor, total = floors(s), np.zeros(2 * len(s))
-        for part in self._walk.parts(len(s)):
-            weights = np.outer(self._static.weights[part], self._start).ravel()
-            total += weights @ self._walk.backward(tables, floor, part).reshape(len(weights), -1)
+        for part in self.walk.parts(len(s)):
+            weights = np.outer(self.static.weights[part], self._start).ravel()
+            total += weights @ self.walk.backward(tables, floor, part).reshape(len(weights), -1)
         return np.asarray(total[: len(s)] + 1j * total[len(s) :])
 
 
@@ -370,7 +378,7 @@ class StationaryLaw:
         total = float(model.variances()[0])
         # A factor of small variance may be spread widely; a shared one counts n times.
         wide = max(1.0, _TUNING.shared_spacing * math.sqrt(total / max(model.shared, 1e-300)))
-        self._static = static = option.spread(load, min(_TUNING.widest_shared, resolution.static * wide))
+        self.static = static = option.spread(load, min(_TUNING.widest_shared, resolution.static * wide))
         step = resolution.chain * max(math.sqrt((1 - correlation) * (1 + correlation)), _TUNING.stationary_step)
         least = option.span(deviation, n) / _TUNING.stationary_nodes
         start = option.spread(deviation, max(min(_TUNING.widest_step, step), least), n)
@@ -380,18 +388,18 @@ class StationaryLaw:
         self._matrix = chain.matrix
         y = load * static.nodes[:, None] + deviation * nodes - (load**2 + model.smooth) / 2
         nuggets = np.array([model.nugget])
-        self._table = option.table(float(y.min()), float(y.max()), resolution.term * math.sqrt(total), nuggets)
-        self._rows, self._shares = self._table.locate(y)
+        self.table = option.table(float(y.min()), float(y.max()), resolution.term * math.sqrt(total), nuggets)
+        self._rows, self._shares = self.table.locate(y)
         if sign > 0:
             mean = float(np.maximum(static.mean(np.array([load])), 1.0)[0])
             ends = n * float(static.beyond(np.array([load]))[0] + mean * start.beyond(np.array([deviation]))[0])
-            per_step = static.weights @ self._table.excess(y, 0) + n * mean * chain.above
+            per_step = static.weights @ self.table.excess(y, 0) + n * mean * chain.above
         else:
             ends, per_step = (static.lost + start.lost) * option.strike, chain.lost * option.strike
         along = float(self._start @ power_sum(self._matrix, per_step, n))
         self.surplus = (ends + along) * (1 + 1e-6) + left_out
         # For an index: the nugget's sum, interpolation and a complex product, and a complex product of matrices.
-        per_index = self._table.summands + 16 + 4 * len(nodes)
+        per_index = self.table.summands + 16 + 4 * len(nodes)
         self.rounding = 1.05 * UNIT * (n * per_index + 4 * len(nodes) + len(static.nodes) + 16)
 
     def transform(self, s: np.ndarray) -> np.ndarray:
@@ -400,11 +408,11 @@ class StationaryLaw:
         return in_chunks(self._transform, s, max(1, min(_TUNING.stationary_frequencies, int(held))))
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
-        table = self._table.transforms(s)[0]
+        table = self.table.transforms(s)[0]
         table = table[:, 0] + 1j * table[:, 1]
         floor = floors(s)[:, None, None]
         total = np.zeros(len(s), dtype=np.complex128)
-        for weight, rows, shares in zip(self._static.weights, self._rows, self._shares, strict=True):
+        for weight, rows, shares in zip(self.static.weights, self._rows, self._shares, strict=True):
             terms = ((1 - shares)[:, None] * table[rows] + shares[:, None] * table[rows + 1]).T
             total += weight * ((self._start * terms)[:, None, :] @ self._powered(terms, floor))[:, 0, 0]
         return total

@@ -304,6 +304,11 @@ class TermTable:
         self._laws = [self._nugget(float(nu)) for nu in nuggets]
         self._excess = [self._surplus(weights, half, tail) for weights, half, _, tail in self._laws]
 
+    @property
+    def rows(self) -> Array:
+        """The values of y of the rows."""
+        return self._step * (self._first + np.arange(float(self._count)))
+
     def _nugget(self, variance: float) -> tuple[Array, int, float, float]:
         """Weights on the nodes e^(step·m), |m| ≤ half, then half, the weight left at 0, and E(N − last node)_+."""
         if variance == 0.0:

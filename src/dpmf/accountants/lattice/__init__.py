@@ -15,7 +15,7 @@ import numpy as np
 
 from dpmf import budget, validation
 from dpmf.accountants.lattice.lognormal_sum import LognormalSum, grouped
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.gram.means import folded_column
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
@@ -111,6 +111,14 @@ class _PreparedLattice(PreparedAccountant):
         if found is None or found.value >= plain:
             return Evaluation(plain, {"points": 0})
         return Evaluation(found.value, {"points": found.points, "step": found.step, "tilt": found.tilt})
+
+    def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof:
+        """What it takes to check the bound without dpmf: entries above those of G, and the step of the lattice."""
+        found = self.delta(noise_multiplier, epsilon, direction)
+        if "step" not in found.details:
+            return Proof(found.value, "gaussian", {"form": "largest entry"})
+        entries = list(map(list, zip(self._entries.tolist(), self._counts.tolist(), strict=True)))
+        return Proof(found.value, "lattice", {"entries": entries, "step": found.details["step"]})
 
 
 def uncorrelated_diagonal(mechanism: Mechanism) -> Array | None:

@@ -32,6 +32,7 @@ class _Tuning:
       least_log_value: options whose logarithm is below this are bounded with a gentler tilt.
       unimportant: options whose logarithm is below this get a coarser lattice.
       coarse_loss: the discretisation loss of that coarser lattice.
+      fewest_nodes: the least number of nodes up to the strike.
     """
 
     window_above: float = 18.0
@@ -45,6 +46,7 @@ class _Tuning:
     least_log_value: float = -200.0
     unimportant: float = -100.0
     coarse_loss: float = 0.02
+    fewest_nodes: int = 8
 
 
 _TUNING = _Tuning()
@@ -126,7 +128,7 @@ def choose(
     # Under the tilt, an additional variance of h²/6 is worth h²/(6 E[a²]) of log-variance.
     step = math.sqrt(12 * loss / b) * spread
     step = max(step, width / (2 * max_points), (cap - lowest) / max_points, 1e-13 * strike)
-    strike_index = max(4, math.ceil(strike / step))
+    strike_index = max(_TUNING.fewest_nodes, math.ceil(strike / step))
     step = strike / strike_index
     first = int(lowest / step)
     last = max(first + 1, min(strike_index, math.ceil(cap / step)))
@@ -156,7 +158,8 @@ class TiltedMoments:
         share = self._a / self._cap  # squares of a itself may leave the range of double
         mean = (weight * share).sum(axis=1, keepdims=True)
         variance = (weight * (share - mean) ** 2).sum(axis=1, keepdims=True)
-        spread = self._s * (weight * share**2 * (self._a < most)).sum(axis=1, keepdims=True)
+        inside = self._a < most * (1 - 1e-9)  # without the terms at the cap, whatever the rounding
+        spread = self._s * (weight * share**2 * inside).sum(axis=1, keepdims=True)
         log_moment = largest + np.log(norm)
         total, mean, variance, spread = (float((self._counts * x).sum()) for x in (log_moment, mean, variance, spread))
         return total, self._cap * mean, self._cap * math.sqrt(variance), self._cap * math.sqrt(spread)

@@ -24,92 +24,31 @@ from scipy.special import ndtri
 
 from dpmf import budget, validation
 from dpmf.accountants.monte_carlo._sampling import BACKENDS, Backend, Draws, LossSampler, Plan
+from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound
 from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.formatting import given, lower, upper
 from dpmf.mechanism import Mechanism
 
-_MAX_STORED = 20_000_000  # samples whose losses are kept for further ε (16 bytes each); more are drawn again
 _MOST_SAMPLES = 10**10  # this many samples already take hours
 _CONFIDENCE = 0.99  # of the interval reported with an estimate
-_TRUSTED = 30.0  # effective samples below which the normal approximation is not used for that interval
 _MAX_EPSILON = 1e6
-_GRAMS_HELD, _HELD = 4, 64 * 2**20  # b × b arrays, and bytes of samples on their way, at a time
+_GRAMS_HELD, _HELD = 4, 64 * 2**20  # b × b arrays in memory at a time, and bytes of samples that are being drawn
 
 
-def relative_entropy(a: float, b: float) -> float:
-    """KL(Bernoulli(a) ‖ Bernoulli(b)) in nats, for 0 ≤ a ≤ 1 and 0 < b < 1."""
-    left = a * math.log(a / b) if a > 0 else 0.0
-    right = (1 - a) * (math.log1p(-a) - math.log1p(-b)) if a < 1 else 0.0
-    return max(0.0, left + right)
+@dataclass(frozen=True)
+class _Tuning:
+    """What is stored and how intervals are made. No value changes an estimate or a bound.
 
-
-def chernoff_upper_bound(mean: float, samples: int, failure_probability: float) -> float:
-    """An upper confidence limit for the mean of variables in [0, 1] whose sample mean is `mean`.
-
-    **Formal guarantees.** For independent variables in [0, 1], identically distributed or not, the result is below the
-    average of their expectations with probability at most `failure_probability` (Hoeffding 1963, theorem 1). Bisection
-    ends on the larger side.
+    Attributes:
+      stored: samples whose losses are stored for further ε (16 bytes each); more are drawn again.
+      trusted: with fewer effective samples than this, the interval is not by the normal approximation.
     """
-    mean = validation.non_negative("mean", mean)
-    level = -math.log(validation.probability("failure_probability", failure_probability))
-    level /= validation.integer("samples", samples, at_least=1)
-    if mean >= 1:
-        return 1.0
-    if mean == 0:
-        return -math.expm1(-level)
-    low, high = mean, 1.0
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        if relative_entropy(mean, middle) > level:
-            high = middle
-        else:
-            low = middle
-    return high
+
+    stored: int = 20_000_000
+    trusted: float = 30.0
 
 
-def minimum_samples(delta: float, failure_probability: float) -> int:
-    """s_min: the least number of samples with which a bound of `delta` is possible at all.
-
-    That is the case where no sampled loss exceeds ε, when the bound is 1 − p^{1/s} (about log(1/p)/s): without
-    importance sampling the number grows as 1/δ, however private the mechanism is.
-
-    **Formal guarantees.** With fewer samples from the target itself `chernoff_upper_bound` exceeds `delta` whatever
-    they are (up to rounding). With this many it may still exceed it: see `samples_needed`.
-    """
-    delta = validation.probability("delta", delta)
-    p = validation.probability("failure_probability", failure_probability)
-    return math.ceil(math.log(p) / math.log1p(-delta))
-
-
-def samples_needed(
-    delta: float, failure_probability: float, true_delta: float, success_probability: float = 0.9
-) -> int:
-    """How many samples show `delta` for a mechanism whose δ(ε) is `true_delta` < `delta`.
-
-    **Formal guarantees.** With that many samples from the target, `chernoff_upper_bound` with `failure_probability` is
-    at most `delta` with probability at least `success_probability`. Chernoff's inequality bounds both tails, so
-    somewhat fewer may do.
-    """
-    delta = validation.probability("delta", delta)
-    true_delta = validation.non_negative("true_delta", true_delta)
-    if true_delta >= delta:
-        raise ValueError(f"true_delta must be less than delta = {delta:g}, got {true_delta:g}")
-    fails = -math.log(validation.probability("failure_probability", failure_probability))
-    misses = -math.log1p(-validation.probability("success_probability", success_probability))
-    if true_delta == 0:
-        return minimum_samples(delta, failure_probability)
-    # A sample mean of at most `low` gives the bound; the mean is above it with probability e^{−s·KL(low ‖ true)}.
-    low, high = true_delta, delta
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        enough = fails * relative_entropy(middle, true_delta) >= misses * relative_entropy(middle, delta)
-        low, high = (low, middle) if enough else (middle, high)
-    entropies = relative_entropy(high, delta), relative_entropy(high, true_delta)
-    if not min(entropies) > 0:
-        raise ValueError(f"true_delta must be further below delta = {delta!r}, got {true_delta!r}")
-    return math.ceil(max(fails / entropies[0], misses / entropies[1]))
+_TUNING = _Tuning()
 
 
 def _describe(kind: str, failure_probability: float | None) -> str:
@@ -301,7 +240,7 @@ class PreparedMonteCarlo(PreparedAccountant):
         [summary] = self._summaries(sigma, [epsilon], way)
         margin = float(ndtri(0.5 + 0.5 * _CONFIDENCE)) * summary.standard_error
         low, high = max(0.0, summary.mean - margin), min(1.0, summary.mean + margin)
-        if summary.effective < _TRUSTED:
+        if summary.effective < _TUNING.trusted:
             low, high = 0.0, max(high, self._upper(summary, 0.5 * (1 - _CONFIDENCE)))
         return MonteCarloEstimate(
             value=self._value(summary),
@@ -368,7 +307,7 @@ class PreparedMonteCarlo(PreparedAccountant):
             if sigma == noise_multiplier:
                 return plan, kept
         plan = self._sampler.plan(noise_multiplier, direction, options.samples, options.importance)
-        if options.samples > min(_MAX_STORED, budget.fitting(32)):
+        if options.samples > min(_TUNING.stored, budget.fitting(32)):
             return plan, self._drawn(plan)
         self._stored.pop(direction, None)  # before the new ones need the memory
         kept = list(self._drawn(plan))

@@ -30,15 +30,36 @@ from dpmf.errors import missing_extra
 from dpmf.numerics import Array
 
 BACKENDS = ("numpy", "torch")
-_CHUNK_BYTES = 8 * 2**20  # of one array, a handful of which are alive at a time
-_DEVICE_CHUNK_BYTES = 32 * 2**20  # enough to keep a GPU busy
-_MIN_ROWS = 256  # a matrix product with fewer rows is bound by reading the factor
-_SPACING = 2.0  # of the ladders, in standard deviations: up to 7 of them, no tail is further than 1 from a rung
-_REMOVE_RUNGS = ((0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (3, 0))
-_ADD_RUNGS = (1, 2, 3)
-_TARGET_SHARE = 0.5  # of the samples are drawn from the target itself, which bounds every weight by 2
-_SERIES_STEP = _SPACING / 1e-5  # of u so small that log mean(a) is lost in rounding, but two cumulants are enough
+_SERIES = 1e-5  # a standard deviation of u at which log mean(a) is lost in rounding, but two cumulants are enough
 _NEVER_RARE = 1e4  # an S_ii (the loss is S_ii/2 ± √S_ii) at which only ε in the thousands are rarely exceeded
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """From which distributions is sampled, and how many at a time. Any values give unbiased estimates.
+
+    Attributes:
+      spacing: of the ladders, in standard deviations: up to 7 of them, no tail is further than 1 from a rung.
+      remove_rungs: powers of the a_i and tilts of their average, in rungs, for "remove".
+      add_rungs: tilts of the average, in rungs, for "add".
+      target_share: the share of the samples that are drawn from the target itself: it bounds every weight.
+      chunk_bytes: size of one array, a handful of which are alive at a time.
+      device_chunk_bytes: the same on a GPU: enough to keep it busy.
+      least_rows: a matrix product with fewer rows is bound by reading the factor.
+    """
+
+    spacing: float = 2.0
+    remove_rungs: tuple[tuple[int, int], ...] = (
+        (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (3, 0)
+    )  # fmt: skip
+    add_rungs: tuple[int, ...] = (1, 2, 3)
+    target_share: float = 0.5
+    chunk_bytes: int = 8 * 2**20
+    device_chunk_bytes: int = 32 * 2**20
+    least_rows: int = 256
+
+
+_TUNING = _Tuning()
 
 
 class Proposal(NamedTuple):
@@ -84,7 +105,7 @@ class Backend:
     def __init__(self, name: str, device: str | None) -> None:
         self.name = name
         self.xp: Any = np
-        self.chunk_bytes = _CHUNK_BYTES
+        self.chunk_bytes = _TUNING.chunk_bytes
         if name == "numpy":
             return
         try:
@@ -99,7 +120,7 @@ class Backend:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"device must be one PyTorch can use, got {device!r} ({reason})") from None
         if self.device.type != "cpu":
-            self.chunk_bytes = _DEVICE_CHUNK_BYTES
+            self.chunk_bytes = _TUNING.device_chunk_bytes
 
     def array(self, values: Array) -> Any:
         return values if self.name == "numpy" else self.xp.as_tensor(values, device=self.device)
@@ -136,7 +157,7 @@ class LossSampler:
         self.projection: Array = vectors[:, kept].mean(axis=0)  # of 1/b
         self._roots = backend.array(np.sqrt(self.values)[:, None] * vectors[:, kept].T)
         self._unit = backend.array(unit)
-        self.rows = max(_MIN_ROWS, backend.chunk_bytes // (8 * self.b))
+        self.rows = max(_TUNING.least_rows, backend.chunk_bytes // (8 * self.b))
 
     def plan(self, noise_multiplier: float, direction: Direction, samples: int, importance: bool) -> Plan:
         """The target, and with `importance` a ladder of tilts by 2, 4 and 6 standard deviations."""
@@ -144,19 +165,20 @@ class LossSampler:
         scale = min(max(noise_multiplier / self.largest, 1e-100), 1e100)
         single = math.sqrt(float(self.diagonal.max())) / scale  # the standard deviation of the largest u_i
         common = math.sqrt(float(self.row_means.mean())) / scale  # of ū
-        step = _SPACING / single if single else 0.0
-        unit = _SPACING / common if common else 0.0
+        step = _TUNING.spacing / single if single else 0.0
+        unit = _TUNING.spacing / common if common else 0.0
         # (rung, tilt, curvature)
         shapes: list[tuple[int | None, float, float]] = [(0 if direction == "remove" else None, 0.0, 0.0)]
         if importance and single**2 < _NEVER_RARE:
             if direction == "remove":
-                shapes += [(i, j * unit, 0.0) for i, j in _REMOVE_RUNGS]
+                shapes += [(i, j * unit, 0.0) for i, j in _TUNING.remove_rungs]
             else:
-                shapes += [(None, -j * unit, 0.0) for j in _ADD_RUNGS]
+                shapes += [(None, -j * unit, 0.0) for j in _TUNING.add_rungs]
                 # exp(−θA) to second order about its mode, which lies near u = −d·S·1.
-                shapes += [(None, -j * unit * (1 + j * _SPACING * common), j * unit / self.b) for j in _ADD_RUNGS]
+                for j in _TUNING.add_rungs:
+                    shapes.append((None, -j * unit * (1 + j * _TUNING.spacing * common), j * unit / self.b))
         # A ladder of more rungs than its share of the samples is cut short: the target alone is unbiased already.
-        ladder_samples = int((1 - _TARGET_SHARE) * samples)
+        ladder_samples = int(max(1 - _TUNING.target_share, 0.0) * samples)
         shapes = shapes[: 1 + ladder_samples]
         rungs = len(shapes) - 1
         counts = [ladder_samples // rungs + (j < ladder_samples % rungs) for j in range(rungs)]
@@ -240,7 +262,7 @@ class LossSampler:
             if rung:
                 powers *= ratio
             log_means.append(xp.log(powers.mean(1)) + (1.0 + rung * plan.step) * top)
-        if plan.step > _SERIES_STEP:
+        if plan.step > _TUNING.spacing / _SERIES:
             centre = log_a.mean(1)
             log_a -= centre[:, None]
             log_means[0] = top + centre + 0.5 * (log_a * log_a).mean(1)

@@ -151,14 +151,14 @@ class LineTwin:
 
     def __init__(self, law, model, strike: arb, sign: int) -> None:
         stationary = isinstance(model, StationaryModel)
-        walk = law if stationary else law._walk
+        walk = law if stationary else law.walk
         n = model.size
         if stationary:
-            loads = [arb(model.shared).sqrt() if len(law._static.nodes) > 1 else arb(0)] * n
+            loads = [arb(model.shared).sqrt() if len(law.static.nodes) > 1 else arb(0)] * n
             deviations = [arb(model.smooth).sqrt()] * n
             correlations = [model.correlation] * (n - 1)
             kinds, nuggets = [0] * n, [model.nugget]
-            table, nodes, top = law._table, list(law.nodes), math.sqrt(model.smooth)
+            table, nodes, top = law.table, list(law.nodes), math.sqrt(model.smooth)
         else:
             loads, deviations = [arb(x) for x in model.loads], [arb(x) for x in model.deviations]
             octave = 256.0
@@ -168,7 +168,7 @@ class LineTwin:
             kinds, nuggets = classes.tolist(), variances.tolist()
             table, nodes, top = walk.table, list(walk.nodes), float(model.deviations.max())
         self.sign, self.strike, self.n = sign, strike, n
-        static = list(law._static.nodes)
+        static = list(law.static.nodes)
         load = max(float(one.mid()) for one in loads)
         self.z, lost_z = (
             spread(static, arb(0), arb(1), 0.0 if sign > 0 else load) if len(static) > 1 else ([arb(1)], arb(0))
@@ -237,12 +237,12 @@ class SeparatorTwin:
 
     def __init__(self, law, model, strike: arb, sign: int) -> None:
         self.sign, self.strike, self.model = sign, strike, model
-        outer, inner = list(law._outer.nodes), list(law._inner.nodes)
+        outer, inner = list(law.outer.nodes), list(law.inner.nodes)
         slope = float(max(model.left.max(), model.right.max())) if sign < 0 else 0.0
         self.outer, lost_outer = spread(outer, arb(0), arb(1), slope)
         self.inner, lost_inner = spread(inner, arb(0), arb(1), float(model.inner.max()) if sign < 0 else 0.0)
         variances, classes = _spreads.classes_of(model.nuggets)
-        self.table, self.kinds = Table(law._table, variances.tolist(), strike, model.size), classes.tolist()
+        self.table, self.kinds = Table(law.table, variances.tolist(), strike, model.size), classes.tolist()
         loads = [tuple(arb(v) for v in row) for row in zip(model.left, model.right, model.inner, strict=True)]
         places = [(x, y, z) for x in outer for y in outer for z in inner]
         found = iter([self.table.locate(exponent(zip(row, at, strict=True))) for row in loads] for at in places)
@@ -417,5 +417,5 @@ def test_sums_over_nuggets_are_counted():
     """A table with many nodes per nugget: the stationary law once counted only the chain's nodes."""
     model = StationaryModel(50, 0.0, 1e-6, 0.5, 1.0)
     law = model.law(60.0, 1, _spreads.Resolution(1.0, 1.0, 0.01), 1e-6)
-    assert law._table.summands > 1000
-    assert law.rounding >= UNIT * 50 * law._table.summands
+    assert law.table.summands > 1000
+    assert law.rounding >= UNIT * 50 * law.table.summands

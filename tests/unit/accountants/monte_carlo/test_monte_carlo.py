@@ -7,8 +7,10 @@ import math
 import sys
 import tracemalloc
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
+import knobs
 import numpy as np
 import oracles
 import paths
@@ -16,14 +18,8 @@ import pytest
 from scipy.stats import binom
 
 from dpmf.accountants import monte_carlo
-from dpmf.accountants.monte_carlo import (
-    MonteCarlo,
-    MonteCarloEstimate,
-    chernoff_upper_bound,
-    minimum_samples,
-    relative_entropy,
-    samples_needed,
-)
+from dpmf.accountants.monte_carlo import MonteCarlo, MonteCarloEstimate, _sampling
+from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound, minimum_samples, relative_entropy
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.batching import BallsInBins
 from dpmf.errors import MissingExtraError
@@ -256,15 +252,18 @@ def test_minimum_samples_is_the_least(delta: float, p: float) -> None:
     least = minimum_samples(delta, p)
     assert chernoff_upper_bound(0.0, least, p) <= delta * (1 + 1e-12)
     assert least == 1 or chernoff_upper_bound(0.0, least - 1, p) > delta
-    assert samples_needed(delta, p, 0.0) == least
 
 
-def test_samples_needed_are_enough() -> None:
-    delta, p, truth = 0.02, 0.05, 0.01
-    samples = samples_needed(delta, p, truth, success_probability=0.9)
-    passing = [k for k in range(samples + 1) if chernoff_upper_bound(k / samples, samples, p) <= delta]
-    assert binom.cdf(passing[-1], samples, truth) >= 0.9
-    assert samples_needed(delta, p, 0.015) > samples > minimum_samples(delta, p)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_limits_hold_for_other_knobs(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tuning knob may be changed: estimates stay unbiased and limits above the truth."""
+    gram = GRAMS["correlated"]
+    truth = oracles.delta(gram, 0.5, direction)
+    for change, tuning in knobs.perturbed(_sampling._TUNING):
+        monkeypatch.setattr(_sampling, "_TUNING", tuning)
+        found = prepared(gram, samples=20_000, failure_probability=1e-4).delta(1.0, 0.5, direction)
+        assert found.value >= truth, change
+        assert abs(found.details["estimate"] - truth) <= 5 * found.details["standard_error"], change
 
 
 # --- the protocol ------------------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def test_losses_too_many_to_store_are_drawn_again(monkeypatch: pytest.MonkeyPatc
     mech = mechanism("bsr4 N=20 k=1")
     stored = MonteCarlo(samples=3000).prepare(mech)
     expected = stored.epsilon(1.2, 1e-4, "remove"), stored.deltas(1.2, [0.0, 0.5, 2.0], "remove")
-    monkeypatch.setattr(monte_carlo, "_MAX_STORED", 2999)
+    monkeypatch.setattr(monte_carlo, "_TUNING", replace(monte_carlo._TUNING, stored=2999))
     streamed = MonteCarlo(samples=3000).prepare(mech)
     passes = []
     draw = streamed._sampler.draw
@@ -366,7 +365,7 @@ def test_the_answer_says_that_it_is_an_estimate() -> None:
 
 
 def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monte_carlo, "_MAX_STORED", 0)
+    monkeypatch.setattr(monte_carlo, "_TUNING", replace(monte_carlo._TUNING, stored=0))
     gram = mechanism("bsr4 N=100 k=1").gram
     peaks = []
     for samples in (40_000, 160_000):
@@ -505,10 +504,6 @@ def test_bad_arguments() -> None:
         minimum_samples(0.0, 0.1)
     with pytest.raises(ValueError, match="failure_probability must be"):
         minimum_samples(0.1, math.nan)
-    with pytest.raises(ValueError, match="true_delta must be less than delta"):
-        samples_needed(1e-5, 0.1, 1e-5)
-    with pytest.raises(ValueError, match="true_delta must be further below delta"):
-        samples_needed(1e-5, 0.1, math.nextafter(1e-5, 0))
     with pytest.raises(ValueError, match="samples must be at least 1"):
         chernoff_upper_bound(0.1, 0, 0.1)
 

@@ -1,0 +1,77 @@
+"""The discrete dominating pair of one run of a mechanism, from the bounds of any accountant: what compositions need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpmf.accountants.gaussian import Gaussian
+from dpmf.accountants.least import Least, asked_where
+from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.loss.dominating_pair import DominatingPair
+from dpmf.loss.profile_points import TUNING, Profile, ProfilePoints
+from dpmf.mechanism import Mechanism
+from dpmf.validation import wrong
+
+_QUICK = ("lattice", "renyi", "gaussian")  # bounds that find the ε of a tiny δ at once
+
+
+def pair_of(
+    accountant: Accountant, mechanism: Mechanism, noise_multiplier: float, interval: float, tolerance: float
+) -> DominatingPair:
+    """A pair of discrete distributions that dominates one run of a mechanism.
+
+    Args:
+      accountant: where the bounds on δ(ε) come from.
+      mechanism: what is run.
+      noise_multiplier: σ.
+      interval: spacing of the lattice of losses.
+      tolerance: the share of ε (of the deviation of the loss, where ε is smaller) that discretisation should cost.
+
+    Returns:
+      The pair.
+
+    **Formal guarantees.** That of `dominating_pair`: the δ of the result is at least that of the mechanism, at every
+    real ε and in both directions, because every value it is made from is an upper bound.
+    """
+    prepared = Least.of(accountant.prepare(mechanism))
+    if prepared.kind != "bound":
+        raise wrong("accountant", "one that gives guaranteed bounds", accountant)
+    parts = prepared.parts
+    if any(part.name == "chain" for part in parts):  # it is tighter than conditional composition, and much faster
+        parts = tuple(part for part in parts if part.name != "conditional")
+    quick = Least(prepared.name, mechanism, [part for part in parts if part.name in _QUICK])
+    bounds = Least(prepared.name, mechanism, parts).bounds()
+    profiles: dict[str, Profile] = {}
+    largest: dict[str, float] = {}
+    for direction in DIRECTIONS:
+        short = quick if quick.parts else Gaussian().prepare(mechanism)
+        largest[direction] = short.epsilon(noise_multiplier, TUNING.tail, direction).value
+        reach = min(largest[direction], TUNING.largest_epsilon)
+        profiles[direction] = _profile(bounds, noise_multiplier, reach, direction)
+    return ProfilePoints(interval, profiles, largest).refine(tolerance)
+
+
+def _profile(
+    bounds: Sequence[PreparedAccountant], noise_multiplier: float, largest: float, direction: Direction
+) -> Profile:
+    """δ as a function of several ε, by the bounds that win, roughly, at probes nearby. They are chosen once."""
+    grid = [share * largest for share in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)]
+    chosen = [
+        (bound, grid[min(places)], grid[max(places)])
+        for bound, places in asked_where(bounds, noise_multiplier, grid, direction)
+    ]
+
+    def deltas(epsilons: Sequence[float], rough: bool) -> list[float]:
+        best = [1.0] * len(epsilons)
+        for bound, low, high in chosen:
+            places = [k for k, epsilon in enumerate(epsilons) if low <= epsilon <= high or epsilon > largest]
+            asked = [epsilons[k] for k in places]
+            if rough and bound.roughness > 1:
+                found = [(bound.rough_delta(noise_multiplier, e, direction) or Evaluation(1.0)).value for e in asked]
+            else:
+                found = bound.deltas(noise_multiplier, asked, direction)
+            for k, value in zip(places, found, strict=True):
+                best[k] = min(best[k], value)
+        return best
+
+    return deltas
