@@ -16,8 +16,8 @@ import numpy as np
 
 from dpmf.numerics import Array
 
-# Proof constant (docs/theory/floating-point.md, "Loss distributions and conditional composition"): the relative error of
-# a profile at a lattice point, whose terms are non-negative and are summed pairwise.
+# Proof constant (docs/theory/floating-point.md, "Loss distributions and conditional composition"): the relative error
+# of a profile at a lattice point, whose terms are non-negative and are summed pairwise.
 _ROUNDING = 2.0**-46
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
