@@ -114,25 +114,37 @@ def cells_kept(place: Path) -> int:
 
 
 def train(place: Path) -> None:
-    """Noise for a small model, with a checkpoint after every step; each row of noise is noted by its digest."""
-    import dpmf
-    from dpmf.training import NoiseStream, checkpoint
+    """A private run with Opacus and a checkpoint after every step; each noisy gradient is noted by its digest."""
+    import torch
 
+    import dpmf
+    from dpmf.training import make_private
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(30, 40)
     mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(5, _UNITS))
-    stream = NoiseStream(mechanism, [(40, 30), (30,)], seed=3)
+    records = torch.utils.data.TensorDataset(torch.randn(50, 30))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = make_private(model, optimizer, records, mechanism, noise_multiplier=1.0, max_grad_norm=1.0, seed=3)
     file = place / "state.ckpt"
-    weights = np.zeros(1230)
     if file.exists():
-        state = checkpoint.load(file)
-        stream.load_state_dict(state["noise"])
-        weights = state["weights"]
-    while stream.step < mechanism.batching.iterations:
-        step = stream.step
-        rows = np.concatenate([np.asarray(row).ravel() for row in stream.next()])
-        _note(place / "begun", f"{step} {hashlib.sha256(rows.tobytes()).hexdigest()}")
-        weights = weights + rows
-        checkpoint.save(file, {"noise": stream.state_dict(), "weights": weights})
-    _note(place / "answers", json.dumps({"weights": hashlib.sha256(weights.tobytes()).hexdigest()}))
+        run.load(file)
+
+    def digest() -> str:
+        gradients = [p.grad.numpy().tobytes() for p in model.parameters()]
+        return hashlib.sha256(b"".join(gradients)).hexdigest()
+
+    while run.steps_left:
+        for (x,) in run.data_loader:
+            step = run.step
+            run.optimizer.zero_grad()
+            run.model(x).square().mean().backward()
+            run.optimizer.step()
+            _note(place / "begun", f"{step} {digest()}")
+            run.save(file)
+    weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
+    _note(place / "answers", json.dumps({"weights": weights.hexdigest()}))
 
 
 def steps_kept(place: Path) -> int:
@@ -158,7 +170,7 @@ class Job:
 JOBS: dict[str, Job] = {
     "a calibration with its disk cache": Job(calibrate, calibrations_kept, _UNITS, "dpmf"),
     "a figure run": Job(draw_figures, cells_kept, _UNITS, "evidence"),
-    "a training run with checkpoints": Job(train, steps_kept, 5 * _UNITS, "dpmf.training"),
+    "a training run with checkpoints": Job(train, steps_kept, 5 * _UNITS, "opacus"),
 }
 
 

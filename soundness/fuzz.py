@@ -26,6 +26,7 @@ from soundness.hostile_cli import command_line
 from soundness.hostile_files import cache_file, strategy_file
 from soundness.hostile_objects import python_call
 from soundness.hostile_state import checkpoint_file, database, event
+from soundness.hostile_training import training_loop
 from soundness.journal import PLACE, Journal, Row, cores, worked
 from soundness.judge import Outcome
 from soundness.printed import printed
@@ -39,6 +40,7 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "Python arguments": (python_call, 2000),
     "figure databases": (database, 300),
     "training checkpoints": (checkpoint_file, 300),
+    "training loops": (training_loop, 600),
     "dp_accounting events": (event, 300),
     "printed numbers": (printed, 500),
     "jax-privacy objects": (bridge_object, 300),
@@ -46,8 +48,8 @@ TARGETS: dict[str, tuple[Target, int]] = {
 
 HARNESS = (
     "soundness/fuzz.py", "soundness/judge.py", "soundness/hostile_cli.py", "soundness/hostile_files.py",
-    "soundness/hostile_objects.py", "soundness/hostile_state.py", "soundness/hostile_bridge.py", "soundness/printed.py",
-    "evidence",
+    "soundness/hostile_objects.py", "soundness/hostile_state.py", "soundness/hostile_bridge.py",
+    "soundness/hostile_training.py", "soundness/printed.py", "evidence",
 )  # fmt: skip
 _BLOCK = 50
 

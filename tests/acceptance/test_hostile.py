@@ -28,6 +28,7 @@ SEED = 1  # not the one of the committed run
         ("Python arguments", 250),
         ("figure databases", 40),
         ("training checkpoints", 60),
+        ("training loops", 40),
         ("dp_accounting events", 60),
         ("printed numbers", 60),
         ("jax-privacy objects", 20),
@@ -40,6 +41,22 @@ def test_no_fault_in_a_slice(target: str, count: int) -> None:
     # Something of each was refused, or answered rightly where most inputs are good: the inputs reach the code.
     assert counts["refused"] > count // 3 or target in ("strategy caches", "jax-privacy objects", "printed numbers")
     assert counts["answered"] > 0 or target == "training checkpoints"
+
+
+@pytest.mark.parametrize("careless", ["a step on any batch", "a second continuation"])
+def test_a_training_loop_that_is_not_refused_is_seen(careless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
+    from dpmf.training import _loader, journal
+
+    if careless == "a step on any batch":
+        monkeypatch.setattr(_loader.Deliveries, "problem", lambda self, gradients: None)
+        monkeypatch.setattr(_loader.Deliveries, "use", lambda self: True)
+        expected = "not a step of the mechanism"
+    else:
+        monkeypatch.setattr(journal.Journal, "release", lambda self, step, digest: None)
+        expected = "released twice, differently"
+    _, faults = fuzz.run("training loops", 40, SEED)
+    assert any(expected in text for text in faults)
 
 
 def test_a_bridge_that_drops_small_entries_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
