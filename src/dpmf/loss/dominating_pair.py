@@ -14,11 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpmf.numerics import Array
-
-# Proof constant (docs/theory/floating-point.md, "Loss distributions and conditional composition"): the relative error
-# of a profile at a lattice point, whose terms are non-negative and are summed pairwise.
-_ROUNDING = 2.0**-46
+from dpmf.numerics import UNIT, Array
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -164,6 +160,8 @@ def _topped_up(
 
     Between corners both profiles are straight in e^ε, so corners are enough.
     """
+    # Six roundings of a term, five of what it is compared with, and a pairwise sum of blocks of 128 terms (numpy).
+    rounding = UNIT * (32 + np.log2(len(pair.losses)))
     missing = []
     for direction, here, bounds, there, others in (
         ("remove", places_remove, remove, places_add, add),
@@ -173,7 +171,7 @@ def _topped_up(
         corners = np.concatenate((-there[:0:-1], here))
         wanted = np.concatenate(((1 - gammas + gammas * others[1:])[::-1], bounds))
         found = np.array([pair.at(int(place), direction) for place in corners])
-        missing.append(float(np.max(wanted - found + _ROUNDING * wanted)))
+        missing.append(float(np.max(wanted - found + rounding * wanted)))
     return replace(
         pair,
         upper_only=min(1.0, pair.upper_only + max(missing[0], 0.0)),
