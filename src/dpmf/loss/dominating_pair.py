@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpmf.numerics import Array
-
-_ROUNDING = 2.0**-49  # relative, of evaluating a profile: pairwise sums of non-negative terms
+from dpmf.numerics import UNIT, Array
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -41,10 +39,18 @@ class DominatingPair:
 
     def delta(self, epsilon: float, direction: str) -> float:
         """δ(ε) of the pair, for any real ε."""
-        losses, masses, rest = self.interval * self.losses, self.upper, self.upper_only
+        losses, masses, rest = self._one_way(direction)
+        return float(np.sum(masses * -np.expm1(np.minimum(epsilon - self.interval * losses, 0.0)))) + rest
+
+    def at(self, place: int, direction: str) -> float:
+        """δ(ε) at a lattice point ε = interval·place, where differences of losses have no rounding errors."""
+        losses, masses, rest = self._one_way(direction)
+        return float(np.sum(masses * -np.expm1(self.interval * np.minimum(place - losses, 0)))) + rest
+
+    def _one_way(self, direction: str) -> tuple[Indices, Array, float]:
         if direction == "add":
-            losses, masses, rest = -losses, self.lower, self.lower_only
-        return float(np.sum(masses * -np.expm1(np.minimum(epsilon - losses, 0.0)))) + rest
+            return -self.losses, self.lower, self.lower_only
+        return self.losses, self.upper, self.upper_only
 
     @property
     def deviation(self) -> float:
@@ -70,8 +76,8 @@ def dominating_pair(interval: float, remove: dict[int, float], add: dict[int, fl
     halves = [hull(interval, places, values) for places, values in halves]
     top, middle = _middle(interval, halves)
     while middle < 0:
-        # The corner at ε = 0 lies above the chord of its neighbours: it moves down to the chord, and neighbours that
-        # now lie above the chord from there to the next corner are no corners any more.
+        # The corner at ε = 0 lies above the chord of its neighbours. It is moved down to the chord, and neighbours that
+        # then lie above the chord from there to the next corner are left out.
         chord = top + middle / (1 + sum(1 / np.expm1(interval * float(places[1])) for places, _ in halves))
         before = [len(places) for places, _ in halves]
         halves = [_without_first_dents(interval, places, np.append(chord, values[1:])) for places, values in halves]
@@ -154,6 +160,8 @@ def _topped_up(
 
     Between corners both profiles are straight in e^ε, so corners are enough.
     """
+    # Six roundings of a term, five of what it is compared with, and a pairwise sum of blocks of 128 terms (numpy).
+    rounding = UNIT * (32 + np.log2(len(pair.losses)))
     missing = []
     for direction, here, bounds, there, others in (
         ("remove", places_remove, remove, places_add, add),
@@ -162,8 +170,8 @@ def _topped_up(
         gammas = np.exp(-pair.interval * there[1:])
         corners = np.concatenate((-there[:0:-1], here))
         wanted = np.concatenate(((1 - gammas + gammas * others[1:])[::-1], bounds))
-        found = np.array([pair.delta(pair.interval * float(place), direction) for place in corners])
-        missing.append(float(np.max(wanted - found + _ROUNDING * wanted)))
+        found = np.array([pair.at(int(place), direction) for place in corners])
+        missing.append(float(np.max(wanted - found + rounding * wanted)))
     return replace(
         pair,
         upper_only=min(1.0, pair.upper_only + max(missing[0], 0.0)),
