@@ -11,7 +11,7 @@ from opacus.accountants.registry import register_accountant
 from dpmf import api, validation
 from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.batching import BallsInBins
-from dpmf.errors import TrainingError
+from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import PrivacyBound
 from dpmf.training.noise import strategy_digest
@@ -79,7 +79,7 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
                 accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
             answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant)
             if not isinstance(answer, PrivacyBound):
-                raise ValueError(f"accountant must be one that proves its bound, {answer.accountant} estimates it")
+                raise ArgumentError("accountant", f"must prove its bound, {answer.accountant} estimates it")
             found = answer.epsilon
             if self.proved is not None and delta >= self.proved[1]:
                 found = min(found, self.proved[0])
@@ -105,7 +105,7 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         if state_dict and state_dict.get("matrix") != strategy_digest(
             mechanism.strategy, mechanism.batching.iterations
         ):
-            raise ValueError(f"state_dict must be of {mechanism.name}, this one is of another mechanism")
+            raise ArgumentError("state_dict", f"must be of {mechanism.name}, this one is of another mechanism")
         super().load_state_dict(state_dict)
         self.history = [(float(s), float(r), int(n)) for s, r, n in state_dict["history"]]
 

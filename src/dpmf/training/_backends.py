@@ -1,4 +1,4 @@
-"""What the noise recurrences need of an array library: numpy, or torch on a CPU or GPU. Arrays are flat."""
+"""The operations on flat arrays that streaming noise needs, with numpy and with torch on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from dpmf import errors, validation
 from dpmf.training._sources import NOISE, Source
 
-# Pieces that stay in the cache make the multiply-adds nearly free beside drawing the normals. Each piece is seeded on
-# its own: another size makes other noise from the same key, so it goes with a new `noise.FORMAT`.
+# Chunks that stay in the processor's cache make the multiply-adds nearly free, compared with drawing the normals. Each
+# chunk has a seed of its own, so another size gives other noise from the same key and needs a new `noise.FORMAT`.
 CHUNK = 1 << 16
 
 
 class Backend(Protocol):
-    """Flat arrays of one dtype; `chunk` is the number of elements worked on at a time."""
+    """Flat arrays of one dtype, processed `chunk` elements at a time."""
 
     chunk: int
 
@@ -78,7 +78,7 @@ class NumpyBackend:
 
 
 class TorchBackend:
-    """On the CPU the normals are numpy's, so that both backends agree; on a GPU they are drawn there, by torch."""
+    """The torch backend: on a CPU numpy draws its normals, so that both backends agree; on a GPU torch does."""
 
     def __init__(self, dtype: str, device: Any):
         import torch
@@ -98,7 +98,7 @@ class TorchBackend:
         return self._torch.empty(size, dtype=self._dtype, device=self._device)
 
     def scratch(self, name: str, size: int) -> Any:
-        if not self._on_cpu:  # the caching allocator is quick, and a whole parameter need not be kept
+        if not self._on_cpu:  # torch's caching allocator is fast, so no large array is kept
             return self.empty(size)
         if name not in self._scratch:
             self._scratch[name] = self.empty(CHUNK)
@@ -118,7 +118,7 @@ class TorchBackend:
             source.normals(NOISE, step, array, chunk, out.numpy())
             return
         if source.secure:
-            raise ValueError("source must be fast on a GPU: the secure generator runs on the CPU")
+            raise errors.ArgumentError("source", "must be fast on a GPU: the secure generator runs on the CPU")
         assert self._generator is not None
         # A 63-bit seed per draw (torch takes no negative ones), from the 256-bit key and the place.
         label = hashlib.sha256(source.key + struct.pack("<3Q", step, array, chunk)).digest()

@@ -1,7 +1,7 @@
-"""Where the randomness of training comes from: keyed functions of (purpose, step, array, chunk), never a hidden state.
+"""The randomness of training: functions of a key and of (purpose, step, array, chunk), without any hidden state.
 
-Any part of the noise can be made again from the key alone. That is what lets a dense strategy be streamed without
-keeping its past, and a resumed run add the same bits as one that was never interrupted.
+Any part of the noise can be computed again from the key alone. So a dense strategy can be streamed without storing past
+noise, and a resumed run adds the same bits as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpmf import validation
+from dpmf.errors import ArgumentError
 
 KEY_BYTES = 32
 NOISE, ALLOCATION, PROBE = 1, 2, 3
@@ -22,12 +23,12 @@ FloatArray = np.ndarray[Any, np.dtype[Any]]
 
 
 def new_key(seed: int | bytes | None) -> bytes:
-    """A secret key from the operating system, or the one that belongs to a seed (for experiments that are repeated)."""
+    """Return a secret key from the operating system, or the key that belongs to a seed, for repeatable experiments."""
     if seed is None:
         return secrets.token_bytes(KEY_BYTES)
     if isinstance(seed, bytes):
         if len(seed) != KEY_BYTES:
-            raise ValueError(f"seed must be an integer or {KEY_BYTES} bytes, got {len(seed)} bytes")
+            raise ArgumentError("seed", f"must be an integer or {KEY_BYTES} bytes, got {len(seed)} bytes")
         return seed
     number = validation.integer("seed", seed, at_least=0)
     return hashlib.sha256(b"dpmf training seed %d" % number).digest()
@@ -51,7 +52,7 @@ class Source(ABC):
         """Independent integers, uniform in 0..below−1."""
 
     def probe(self) -> str:
-        """What shows that this version of the libraries makes the same numbers as the one that wrote a checkpoint."""
+        """Return a digest of a few numbers, which shows whether libraries still draw what they drew for a checkpoint."""
         parts = []
         for dtype in (np.float32, np.float64):
             out = np.empty(64, dtype=dtype)
@@ -110,7 +111,7 @@ class Secure(Source):
             part[pairs:] = (radius * np.sin(angle))[: part.size - pairs]
 
     def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        # Words from the last, incomplete, multiple of `below` on would favour small integers: they are thrown away.
+        # Words at or above the largest multiple of `below` would favour small integers, so they are rejected.
         limit = 2**64 - 2**64 % below
         found: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         have = attempt = 0
@@ -128,5 +129,5 @@ SOURCES: dict[str, type[Source]] = {source.name: source for source in (Fast, Sec
 
 
 def make_source(source: str, seed: int | bytes | None) -> Source:
-    """The source of a name, with the key of a seed (`None`: a fresh secret one)."""
+    """Return the source of this name, with the key of a seed, or with a fresh secret key if the seed is None."""
     return SOURCES[validation.choice("source", source, tuple(SOURCES))](new_key(seed))

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or refused: written atomically, checksummed, read without running any code.
 
 A file is a line that says what it is, the SHA-256 of all that follows, a JSON description of nested dictionaries, lists
-and plain values, and the bytes of the arrays. No pickle is involved. Files are readable by their owner only: they hold
-the state of the noise, and whoever has that can take the noise off again.
+and plain values, and the bytes of the arrays. No pickle is involved. Files are readable by their owner only, because
+they hold the state of the noise, with which the noise could be subtracted again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a state so that the path holds, at every moment, either the whole old file or the whole new one.
 
     Values may be None, booleans, numbers, strings, bytes, lists, tuples, dictionaries with string or integer keys,
-    numpy arrays and torch tensors. A file system that refuses is one OSError that names the path.
+    numpy arrays and torch tensors.
+
+    Raises:
+      OSError: the file cannot be written; the message names the path, and an older file is untouched.
     """
     arrays: list[bytes | memoryview] = []
     tree = json.dumps(_encode(state, arrays, "state"), allow_nan=False, separators=(",", ":")).encode()
@@ -48,7 +51,11 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `save` wrote; ValueError in one line where the file is damaged or something else."""
+    """Read a file that `save` wrote.
+
+    Raises:
+      ValueError: the file is damaged, or is not a checkpoint of this version.
+    """
     content = memoryview(Path(path).read_bytes())
     start = len(MAGIC) + _DIGEST_BYTES
     if bytes(content[: len(MAGIC)]) != MAGIC:
