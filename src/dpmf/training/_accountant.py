@@ -79,7 +79,9 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
                 accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
             answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant)
             if not isinstance(answer, PrivacyBound):
-                raise ArgumentError("accountant", f"must prove its bound, {answer.accountant} estimates it")
+                raise ArgumentError(
+                    "accountant", f"must be one that proves its bound, {answer.accountant} estimates it"
+                )
             found = answer.epsilon
             if self.proved is not None and delta >= self.proved[1]:
                 found = min(found, self.proved[0])

@@ -52,7 +52,7 @@ class Source(ABC):
         """Independent integers, uniform in 0..below−1."""
 
     def probe(self) -> str:
-        """Return a digest of a few numbers, which shows whether libraries still draw what they drew for a checkpoint."""
+        """Return a digest of a few numbers, which shows whether libraries still draw the numbers of a checkpoint."""
         parts = []
         for dtype in (np.float32, np.float64):
             out = np.empty(64, dtype=dtype)
