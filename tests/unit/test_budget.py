@@ -143,8 +143,8 @@ def test_orders_follow_the_time_left():
     """The same prepared object takes fewer orders within a time limit than without one."""
     bounds = Renyi().prepare(Mechanism(strategies.bsr(4), BallsInBins(4, 60))).bounds()[:2]
     with budget.time_limit(0.05):
-        short = [bound._most for bound in bounds]
-    assert all(few < bound._most for few, bound in zip(short, bounds, strict=True))
+        short = [bound.most_orders() for bound in bounds]
+    assert all(few < bound.most_orders() for few, bound in zip(short, bounds, strict=True))
 
 
 def test_sizes_are_refused_in_advance():
