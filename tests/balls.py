@@ -18,6 +18,16 @@ def upper_tail(z: arb) -> arb:
     return (z / arb(2).sqrt()).erfc() / 2
 
 
+def cdf(z: arb) -> arb:
+    """Φ(z)."""
+    return upper_tail(-z)
+
+
+def density(z: arb) -> arb:
+    """φ(z)."""
+    return (-z * z / 2).exp() / (2 * arb.pi()).sqrt()
+
+
 def gaussian_delta(sensitivity: arb, epsilon: arb) -> arb:
     """δ(ε) of N(μ, 1) against N(0, 1)."""
     ratio, half = epsilon / sensitivity, sensitivity / 2

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from balls import cdf, density
 from flint import arb, arb_poly, ctx
 from scipy.special import erfcx, log_ndtr, ndtr
 
@@ -37,15 +38,6 @@ def many_digits() -> Iterator[None]:
     ctx.prec = 400
     yield
     ctx.prec = before
-
-
-def cdf(x: arb) -> arb:
-    """Φ(x)."""
-    return (-x / arb(2).sqrt()).erfc() / 2
-
-
-def density(x: arb) -> arb:
-    return (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
 
 
 def loss_delta(mean: arb, variance: arb, epsilon: float) -> arb:

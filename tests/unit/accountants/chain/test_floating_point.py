@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from balls import cdf, density
 from flint import acb, acb_mat, arb, arb_mat, ctx
 
 from dpmf import strategies
@@ -33,14 +34,6 @@ def many_digits() -> Iterator[None]:
     ctx.prec = 300
     yield
     ctx.prec = before
-
-
-def cdf(x: arb) -> arb:
-    return (-x / arb(2).sqrt()).erfc() / 2
-
-
-def density(x: arb) -> arb:
-    return (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
 
 
 def spread(nodes: Sequence[float], mean: arb, deviation: arb, slope: float) -> tuple[list[arb], arb]:
