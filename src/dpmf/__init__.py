@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpmf import accountants as accountants
     from dpmf import strategies as strategies
     from dpmf import training as training
+    from dpmf import workloads as workloads
     from dpmf.api import calibrate as calibrate
     from dpmf.api import delta as delta
     from dpmf.api import epsilon as epsilon
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dpmf.results import Estimate as Estimate
     from dpmf.results import PrivacyBound as PrivacyBound
     from dpmf.results import PrivacyProfile as PrivacyProfile
+    from dpmf.workloads import error as error
 
 _HOME = {
     "BallsInBins": "dpmf.batching",
@@ -45,9 +47,10 @@ _HOME = {
     "calibrate": "dpmf.api",
     "delta": "dpmf.api",
     "epsilon": "dpmf.api",
+    "error": "dpmf.workloads",
     "profile": "dpmf.api",
 }
-_MODULES = ("accountants", "strategies", "training")
+_MODULES = ("accountants", "strategies", "training", "workloads")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
