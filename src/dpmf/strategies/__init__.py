@@ -18,7 +18,7 @@ from dpmf.errors import ArgumentError
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 from dpmf.strategies.closed_form import bisr, bsr, dpsgd
 from dpmf.strategies.explicit import coefficients, matrix
-from dpmf.strategies.optimised import bandinvmf, bandmf, blt
+from dpmf.strategies.unamplified import bandinvmf, bandmf, blt
 
 
 class StrategyInfo(NamedTuple):

@@ -14,7 +14,7 @@ from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
-from dpmf.strategies.optimised import BLT
+from dpmf.strategies.unamplified import BLT
 from dpmf.training import NoiseStream
 from dpmf.training._sources import make_source
 
