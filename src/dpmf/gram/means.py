@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpmf import budget
-from dpmf.batching import BallsInBins
+from dpmf.batching import BallsInBins, OneThrow
 from dpmf.numerics import Array
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
@@ -20,16 +20,18 @@ _CHUNK_BYTES = 64 * 2**20
 _PIECE = 2e8  # products between two checks of the time budget
 
 
-def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
+def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins | OneThrow) -> Array:
     """Return the first mixture mean m_0; m_i is this sequence moved down by i and cut off at N."""
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
+    if k == 1:
+        return np.abs(strategy.strategy_coef(n))
     padded = np.zeros(k * b)
     np.abs(strategy.strategy_coef(n), out=padded[:n])
     rows = padded.reshape(k, b)
     return np.cumsum(rows, axis=0, out=rows).reshape(-1)[:n]
 
 
-def mean_rows(strategy: Strategy, batching: BallsInBins) -> Iterator[tuple[int, Array]]:
+def mean_rows(strategy: Strategy, batching: BallsInBins | OneThrow) -> Iterator[tuple[int, Array]]:
     """Iterate over the mixture means, as (first iteration t, block whose row r holds m_0[t+r], ..., m_{b−1}[t+r])."""
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
     if isinstance(strategy, ToeplitzStrategy):
@@ -46,7 +48,7 @@ def mean_rows(strategy: Strategy, batching: BallsInBins) -> Iterator[tuple[int, 
         yield start, padded.reshape(len(block), k, b).sum(axis=1)
 
 
-def gram_matrix(strategy: Strategy, batching: BallsInBins) -> Array:
+def gram_matrix(strategy: Strategy, batching: BallsInBins | OneThrow) -> Array:
     """Return the b × b matrix G[i, j] = ⟨m_i, m_j⟩.
 
     Toeplitz strategies take O(bN) time and O(b² + N) memory, others are streamed by rows. `Mechanism.gram_error` bounds
@@ -71,3 +73,43 @@ def gram_matrix(strategy: Strategy, batching: BallsInBins) -> Array:
         budget.check()
         total += block.T @ block
     return total
+
+
+def first_mean_of_throw(strategy: ToeplitzStrategy, batching: BallsInBins, bandwidth: int) -> Array:
+    """Return the first mean of one throw, in a layout in which mean i is the same sequence moved down by i.
+
+    With a stride s the means of one group are the first one moved down by 0, s, 2s, ... rows. Their inner products are
+    sums over the residues of the rows modulo s, so the rows are sorted by residue, and each residue is followed by
+    zeros: moving the result down by i < b/s moves every part of it by i, and nothing is cut off.
+
+    Columns of C that end before the next throw begins are taken whole; others up to the last iteration of all.
+    """
+    b, s = batching.batches_per_epoch, batching.stride
+    m, gap = batching.rethrow_every or batching.epochs, batching.gap or 0
+    separate = bandwidth <= gap + 1
+    rows = m * b + (gap if separate else 0) if batching.throws == 1 or separate else batching.iterations
+    column = np.abs(strategy.strategy_coef(rows))
+    folded = column.copy()
+    for epoch in range(1, m):
+        folded[epoch * b :] += column[: rows - epoch * b]
+    bins = b // s
+    parts = []
+    for residue in range(min(s, rows)):
+        parts += [folded[residue::s], np.zeros(bins)]
+    return np.trim_zeros(np.concatenate(parts), "b")
+
+
+def largest_product_between_throws(strategy: ToeplitzStrategy, batching: BallsInBins, bandwidth: int) -> float:
+    """Return an upper bound on the inner products of means of different throws; 0 where they have no row in common."""
+    gap = batching.gap or 0
+    if batching.throws == 1 or bandwidth <= gap + 1:
+        return 0.0
+    from dpmf.gram.sums import autocorrelation_upper  # it knows this module
+
+    b, m = batching.batches_per_epoch, batching.rethrow_every or batching.epochs
+    column = np.abs(strategy.strategy_coef(batching.iterations))
+    folded = column.copy()
+    for epoch in range(1, m):
+        folded[epoch * b :] += column[: len(column) - epoch * b]
+    nearest = m * b + gap - (b - batching.stride)
+    return float(autocorrelation_upper(folded)[nearest:].max())

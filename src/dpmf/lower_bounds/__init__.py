@@ -260,7 +260,7 @@ class LowerBounds:
 
     @classmethod
     def _of_mechanism(cls, mechanism: Mechanism) -> LowerBounds:
-        strategy, batching = mechanism.strategy, mechanism.batching
+        strategy, batching = mechanism.strategy, mechanism.thrown_once()
         error = mechanism.gram_error
         diagonal = uncorrelated_diagonal(mechanism)
         if diagonal is not None:
@@ -274,7 +274,7 @@ class LowerBounds:
     @classmethod
     def closed_forms(cls, mechanism: Mechanism) -> LowerBounds:
         """Only bounds that cost next to nothing: single jumps, and one half-space."""
-        strategy, batching = mechanism.strategy, mechanism.batching
+        strategy, batching = mechanism.strategy, mechanism.thrown_once()
         error = mechanism.gram_error
         gram, sums = mechanism.gram_sums, None
         if isinstance(strategy, ToeplitzStrategy) and batching.iterations <= _SHORT:

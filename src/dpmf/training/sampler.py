@@ -49,10 +49,12 @@ class BallsInBinsSampler:
         rank: int = 0,
         world_size: int = 1,
     ):
-        if isinstance(batching, Mechanism):
-            batching = batching.batching
-        if not isinstance(batching, BallsInBins):
-            raise validation.wrong("batching", "a BallsInBins or a Mechanism", batching)
+        given = batching.batching if isinstance(batching, Mechanism) else batching
+        if not isinstance(given, BallsInBins):
+            raise validation.wrong("batching", "a BallsInBins or a Mechanism", given)
+        if not given.fixed:
+            raise validation.wrong("batching", "balls in bins that are kept over all epochs", given)
+        batching = given
         self.batching = batching
         self.size = validation.integer("size", size, at_least=1)
         b = batching.batches_per_epoch
