@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint setup benchmark figures soundness fuzz faults docs clean help
+.PHONY: demo test unit lint setup benchmark figures soundness fuzz faults docs clean help
 
 help:
 	@echo "make demo       install, calibrate a few mechanisms, print a table, draw a picture (demo-output/)"
 	@echo "make setup      .venv with everything, the command line at .venv/bin/dpmf"
 	@echo "make test       run all tests"
+	@echo "make unit       run the unit tests only; about two minutes"
 	@echo "make lint       ruff and mypy"
 	@echo "make benchmark  tightness and speed beside the peers, and docs/benchmarks.md; a quarter of an hour"
 	@echo "make soundness  100,000 bounds against the truth, and docs/soundness.md; it resumes, too"
@@ -47,7 +48,10 @@ lint: $(VENV)/.full
 	$(BIN)/mypy
 
 test: $(VENV)/.full
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+unit: $(VENV)/.full
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
 
 # docs/benchmarks.md. The other tables: .venv/bin/python -m benchmarks --help
 benchmark: $(VENV)/.full
@@ -69,11 +73,11 @@ figures: $(VENV)/.full
 	@$(MAKE) -s $(PEER)/.figures 2> /dev/null || \
 		echo "random-allocation cannot be installed (see $(PEER)/install.log): what it computes is left out"
 	@if [ -e $(PEER)/.figures ]; then for cells in peer-renyi random-allocation; do \
-		$(PEER)/bin/dpmf-experiments run $(GRID) --only $$cells || exit; done; fi
-	$(BIN)/dpmf-experiments run $(GRID)
-	$(BIN)/dpmf-experiments export $(GRID)
-	$(BIN)/dpmf-experiments plot $(GRID)
-	$(BIN)/dpmf-experiments report $(GRID)
+		$(PEER)/bin/python -m evidence run results $(GRID) --only $$cells || exit; done; fi
+	$(BIN)/python -m evidence run results $(GRID)
+	$(BIN)/python -m evidence export results $(GRID)
+	$(BIN)/python -m evidence plot $(GRID)
+	$(BIN)/python -m evidence report results $(GRID)
 
 # The theme announces its successor in every run.
 docs: $(VENV)/.full

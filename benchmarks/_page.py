@@ -5,8 +5,6 @@ python -m benchmarks._page      writes them again from the numbers
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
 import sys
@@ -19,13 +17,19 @@ from typing import Any
 import numpy as np
 
 from dpmf.files import write_atomically
-from dpmf_experiments.fingerprint import package_version
-from dpmf_experiments.machine import machine
+from evidence.fingerprint import code_version
+from evidence.machine import machine
+from evidence.pictures import png
+from evidence.say import short, table
+from evidence.spec import Cell
+from evidence.store import Record, export, read_export
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 DATA, PAGE = DOCS / "data" / "benchmarks.json", DOCS / "benchmarks.md"
 PICTURE, GROWTH_PICTURE = DOCS / "pictures" / "benchmarks.png", DOCS / "pictures" / "benchmarks-growth.png"
 COMMAND = "python -m benchmarks beside growth"
+# What a row is about; the rest of it was measured.
+KEYS = {"beside": ("mechanism", "accountant"), "growth": ("accountant", "grows")}
 
 Data = dict[str, Any]
 
@@ -35,22 +39,48 @@ def measured(name: str) -> Iterator[dict[str, Any]]:
     """What is filled in here ("rows", at least) is kept beside the other benchmark, with what it was measured on."""
     found: dict[str, Any] = {"rows": []}
     began = clock.perf_counter()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
+    load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
     yield found
     minutes = (clock.perf_counter() - began) / 60
-    circumstances = {"machine": machine(), "load": round(load, 1), "minutes": round(minutes, 1)}
-    _keep(name, circumstances | {"code": package_version()} | found)
-
-
-def _keep(name: str, found: dict[str, Any]) -> None:
-    data = json.loads(DATA.read_text()) if DATA.exists() else {}
-    data[name] = found
-    DATA.parent.mkdir(exist_ok=True)
-    write_atomically(DATA, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
-    if {"beside", "growth"} <= set(data):
+    circumstances = {"machine": machine(), "load": round(load_average, 1), "minutes": round(minutes, 1)}
+    keep(records(name, circumstances | found))
+    if set(data := load()) >= set(KEYS):
         write_all(data)
     else:
         print(f"{PAGE.name} is written once both are measured: {COMMAND}", file=sys.stderr)
+
+
+def records(name: str, found: dict[str, Any], code: str | None = None) -> list[Record]:
+    """A benchmark as records: one for each row, and one for what it was measured on."""
+    run = Record(Cell.of(f"{name}-run"), "", {key: v for key, v in found.items() if key not in ("rows", "code")}, None,
+                 60.0 * found["minutes"])  # fmt: skip
+    made = [run]
+    for place, row in enumerate(found["rows"]):
+        cell = Cell.of(name, **{key: row[key] for key in KEYS[name]})
+        rest = {key: value for key, value in row.items() if key not in KEYS[name]}
+        made.append(Record(cell, "", {"place": place, **rest}, None, 0.0))
+    return [Record(r.cell, code or code_version(r.cell), r.result, None, r.seconds) for r in made]
+
+
+def keep(new: list[Record]) -> None:
+    """Put the records of a benchmark into the data, in place of its older ones."""
+    kinds = {record.cell.quantity for record in new}
+    old = read_export(DATA).values() if DATA.exists() else ()
+    write_atomically(DATA, export([*(r for r in old if r.cell.quantity not in kinds), *new]).encode())
+
+
+def load() -> Data:
+    """By benchmark: its rows, what they were measured on, and the code."""
+    found: Data = {}
+    kept = read_export(DATA) if DATA.exists() else {}
+    for name in KEYS:
+        run = kept.get(Cell.of(f"{name}-run"))
+        if run is not None and run.result is not None:
+            rows = [(cell.parameters, r.result or {}) for cell, r in kept.items() if cell.quantity == name]
+            rows.sort(key=lambda row: row[1]["place"])
+            whole = [{**about, **{k: v for k, v in result.items() if k != "place"}} for about, result in rows]
+            found[name] = {**run.result, "code": run.code, "rows": whole}
+    return found
 
 
 def write_all(data: Data) -> None:
@@ -64,9 +94,7 @@ def number(value: float | None) -> str:
 
 
 def time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+    return "" if seconds is None else short(seconds)
 
 
 def upper_half(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -100,10 +128,6 @@ def growth_row(row: dict[str, Any]) -> list[str]:
 
 
 GROWTH_HEAD = ["accountant", "what grows", "from, to", "decades", "seconds from, to", "growth in the upper half"]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def _made_by(data: Data) -> str:
@@ -145,7 +169,7 @@ def page(data: Data) -> str:
             ]
             for row in rows
         ]  # fmt: skip
-        parts += [f"### {title}\n", _table(head, lines) + "\n"]
+        parts += [f"### {title}\n", table(head, lines) + "\n"]
     parts += [
         "## Growth\n",
         "One δ(ε) from scratch at one σ (remove), compiled, Gram matrix included; BSR(p = 4) with b = 100 where N "
@@ -154,7 +178,7 @@ def page(data: Data) -> str:
         "scale, so that fixed costs count little. Where the range is below a decade and a half, cost grows too fast "
         "for more.\n",
         "![seconds against N, b, p, α and 1/δ](pictures/benchmarks-growth.png)\n",
-        _table(GROWTH_HEAD, [growth_row(r) for r in growth]),
+        table(GROWTH_HEAD, [growth_row(r) for r in growth]),
         "",
     ]
     return "\n".join(parts)
@@ -184,15 +208,9 @@ def _axes(rows: int, columns: int) -> tuple[Any, list[Any]]:
     return figure, axes
 
 
-def _png(figure: Any, labels: dict[str, Any]) -> bytes:
-    from PIL import Image  # matplotlib brings it
-
+def _with_legend(figure: Any, labels: dict[str, Any]) -> bytes:
     figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
-    drawn, stream = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110, metadata={"Software": None})
-    # A handful of colours: a third of the bytes, and no difference to be seen.
-    Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(stream, format="png", optimize=True)
-    return stream.getvalue()
+    return png(figure)
 
 
 def _short(accountant: str) -> str:
@@ -216,7 +234,7 @@ def picture(data: Data) -> bytes:
         ax.set_yticks([0.9, 1, 1.2, 1.5, 2, 3, 4, 6], ["0.9", "1", "1.2", "1.5", "2", "3", "4", "6"])
         ax.minorticks_off()
         ax.set_ylabel("σ / σ_true (1 is perfect)")
-    return _png(figure, labels)
+    return _with_legend(figure, labels)
 
 
 def growth_picture(data: Data) -> bytes:
@@ -235,8 +253,8 @@ def growth_picture(data: Data) -> bytes:
             ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     for ax in axes[len(kinds) :]:
         ax.set_visible(False)
-    return _png(figure, labels)
+    return _with_legend(figure, labels)
 
 
 if __name__ == "__main__":
-    write_all(json.loads(DATA.read_text()))
+    write_all(load())

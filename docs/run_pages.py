@@ -4,9 +4,8 @@
     python docs/run_pages.py start.md            only these
     python docs/run_pages.py --write             put what comes out into the pages
 
-A ``python`` or ``bash`` block (its lines that begin with ``dpmf``) is run; a ``text`` block right after it is what it
-prints.
-Blocks without a language are not run. The tests do the same with every page.
+A ``python`` or ``bash`` block (its lines that begin with ``dpmf`` or ``python -m evidence``) is run; a ``text`` block
+right after it is what it prints. Blocks without a language are not run. The tests do the same with every page.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n*(?:^```text\n(.*?)^```)?", flags=re.DOTALL | re.MULTILINE)
 
-COMMANDS = {"dpmf": "dpmf.cli", "dpmf-experiments": "dpmf_experiments.cli"}
+COMMANDS = {"dpmf ": "dpmf.cli", "python -m evidence ": "evidence.cli"}
 
 # Numbers in the pages are rounded, and bounds get better with time; a difference beyond this should be looked at.
 TOLERANCE = 0.03
@@ -48,7 +47,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        return [line for line in self.code.splitlines() if self.language == "bash" and line.split(" ")[0] in COMMANDS]
+        return [line for line in self.code.splitlines() if self.language == "bash" and line.startswith(tuple(COMMANDS))]
 
 
 def pages() -> list[Path]:
@@ -74,7 +73,8 @@ def same_output(printed: str, shown: str) -> bool:
 
 def run_command(command: str) -> None:
     """In this process: an interpreter for each would take longer than the commands."""
-    name, *words = shlex.split(command)
+    name = next(name for name in COMMANDS if command.startswith(name))
+    words = shlex.split(command.removeprefix(name))
     if words[0] == "explore":
         raise ValueError("dpmf explore runs for ever: put it into a block without a language")
     if status := importlib.import_module(COMMANDS[name]).app(words, standalone_mode=False):

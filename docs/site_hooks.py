@@ -33,7 +33,8 @@ ORDER: dict[str, list[str]] = {
         "theory/chain.md",
         "theory/majorants.md",
         "theory/cascade.md",
-        "theory/lower-bounds.md",
+        "theory/lower_bounds.md",
+        "theory/floating-point.md",
     ],
     "Reference": [
         "reference/api.md",

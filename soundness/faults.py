@@ -31,7 +31,7 @@ from soundness.journal import PLACE, Journal, Row
 from soundness.progress import shown
 
 KILLS = 100
-HARNESS = ("soundness/faults.py", "soundness/warm.py", "experiments/dpmf_experiments")
+HARNESS = ("soundness/faults.py", "soundness/warm.py", "evidence")
 _UNITS = 4
 _ATTEMPTS = 30
 
@@ -80,9 +80,9 @@ def calibrations_kept(place: Path) -> int:
 
 def draw_figures(place: Path) -> None:
     """A few cells of the figures; every computation is noted when it begins."""
-    from dpmf_experiments import backends, engine
-    from dpmf_experiments.spec import Cell, MechanismSpec
-    from dpmf_experiments.store import Store
+    from evidence import backends, engine
+    from evidence.spec import Cell, MechanismSpec
+    from evidence.store import Store
 
     def noted(cells: list[Cell], jobs: int) -> Iterator[Any]:
         for cell in cells:
@@ -99,7 +99,7 @@ def draw_figures(place: Path) -> None:
 
 
 def cells_kept(place: Path) -> int:
-    from dpmf_experiments.store import Store
+    from evidence.store import Store
 
     if not (place / "figures.sqlite").exists():
         return 0
@@ -157,7 +157,7 @@ class Job:
 
 JOBS: dict[str, Job] = {
     "a calibration with its disk cache": Job(calibrate, calibrations_kept, _UNITS, "dpmf"),
-    "a figure run": Job(draw_figures, cells_kept, _UNITS, "dpmf_experiments"),
+    "a figure run": Job(draw_figures, cells_kept, _UNITS, "evidence"),
     "a training run with checkpoints": Job(train, steps_kept, 5 * _UNITS, "dpmf.training"),
 }
 

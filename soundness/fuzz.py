@@ -42,7 +42,7 @@ TARGETS: dict[str, tuple[Target, int]] = {
 
 HARNESS = (
     "soundness/fuzz.py", "soundness/judge.py", "soundness/hostile_cli.py", "soundness/hostile_files.py",
-    "soundness/hostile_objects.py", "soundness/hostile_state.py", "experiments/dpmf_experiments",
+    "soundness/hostile_objects.py", "soundness/hostile_state.py", "evidence",
 )  # fmt: skip
 _BLOCK = 50
 

@@ -30,8 +30,8 @@ def _mangled(rng: Rng, content: bytes) -> bytes:
 
 def database(rng: Rng, index: int, directory: Path) -> Outcome:
     """A damaged database, or one of another program: read, or refused in one line, never more records than it had."""
-    from dpmf_experiments.spec import Cell, MechanismSpec
-    from dpmf_experiments.store import Record, Store
+    from evidence.spec import Cell, MechanismSpec
+    from evidence.store import Record, Store
 
     path = directory / "figures.sqlite"
     for old in directory.glob("figures.sqlite*"):

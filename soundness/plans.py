@@ -16,8 +16,8 @@ import numpy as np
 from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
 from soundness.problems import Problem
 
-# Estimates, and bounds that others prove.
-NOT_OURS = ("monte-carlo", "random-allocation", "pld-accounting")
+# Accountants that give estimates, and accountants of other packages.
+NOT_OURS = tuple(name for name, cls in ACCOUNTANTS.items() if cls.role in ("estimate", "baseline"))
 _FEW = 8  # bins up to which the slow accountants are asked now and then
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from unittest import mock
@@ -12,8 +13,8 @@ from unittest import mock
 import dpmf.cli
 
 
-def run(*arguments: str, cwd: Path | None = None) -> CompletedProcess[str]:
-    """`dpmf arguments...`: its exit status, stdout and stderr."""
+def run(*arguments: str, cwd: Path | None = None, main: Callable[[], object] = dpmf.cli.main) -> CompletedProcess[str]:
+    """`dpmf arguments...`, or another command by its `main`: its exit status, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     status: object = None
     with (
@@ -23,7 +24,7 @@ def run(*arguments: str, cwd: Path | None = None) -> CompletedProcess[str]:
         contextlib.chdir(cwd or Path.cwd()),
     ):
         try:
-            dpmf.cli.main()
+            main()
         except SystemExit as end:
             status = end.code
     return CompletedProcess(arguments, status if isinstance(status, int) else 0, out.getvalue(), err.getvalue())

@@ -1,17 +1,18 @@
 """The house as CONTRIBUTING.md describes it: which modules belong to which room, and which rooms each may know.
 
-`rooms` reads the table, `modules` and `imports` read the source without importing it, and `complaints` compares them.
+`rooms` reads the table, and `complaints` compares it with what the source says about itself.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+from evidence.source import Import, imports, modules
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,6 @@ class Room:
     modules: tuple[str, ...]  # without the leading "dpmf."; a package stands for everything in it
     may_know: frozenset[str]  # rooms further up in the table, or single private modules of theirs
     packages: frozenset[str]  # packages of others that the room may import
-
-
-@dataclass(frozen=True)
-class Import:
-    """`importer` imports the module `imported`; `where` is the line."""
-
-    importer: str
-    imported: str
-    where: int
 
 
 def rooms(text: str) -> list[Room]:
@@ -49,37 +41,6 @@ def rooms(text: str) -> list[Room]:
                  frozenset(re.findall(r"`(\w+)`", packages)))
         )  # fmt: skip
     return found
-
-
-def modules(source: Path) -> dict[str, Path]:
-    """Every module below the directory `source` by its dotted name; a package has the name of its directory."""
-    found = {}
-    for path in sorted(source.rglob("*.py")):
-        parts = path.relative_to(source).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imports(module: str, known: Mapping[str, Path]) -> Iterator[Import]:
-    """Everything the module imports, inside functions too; what only the type checker sees is left out."""
-
-    def visit(node: ast.AST) -> Iterator[Import]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(module, alias.name, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            base = module.split(".") if known[module].name == "__init__.py" else module.split(".")[:-1]
-            start = ".".join([*base[: len(base) - node.level + 1], *([node.module] if node.module else [])])
-            start = start if node.level else str(node.module)
-            for alias in node.names:
-                inside = f"{start}.{alias.name}"
-                yield Import(module, inside if inside in known else start, node.lineno)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child)
-
-    yield from visit(ast.parse(known[module].read_text(encoding="utf-8")))
 
 
 def room_of(module: str, house: Sequence[Room]) -> Room | None:

@@ -211,3 +211,55 @@ class OneThrow:
 
 Batching: TypeAlias = BallsInBins | Poisson
 AnyBatching: TypeAlias = BallsInBins | Poisson | OneThrow
+
+NAMES = ("fixed", "reshuffled", "cyclic", "poisson", "cyclic-poisson")
+
+
+def build(
+    name: str,
+    epochs: int,
+    batches_per_epoch: int,
+    *,
+    bandwidth: int,
+    iterations: int | None = None,
+    rethrow_every: int | None = None,
+    stride: int | None = None,
+    gap: int | None = None,
+) -> Batching:
+    """Return the batching of a name, for a strategy of some bandwidth.
+
+    Args:
+      name: "fixed" keeps bins over all epochs, "reshuffled" throws records into bins anew in every epoch (or every
+        `rethrow_every` epochs), "cyclic" does so with a stride that separates the iterations of one record, "poisson"
+        and "cyclic-poisson" sample each iteration.
+      epochs: k.
+      batches_per_epoch: b.
+      bandwidth: that of the strategy; cyclic batchings take the least stride or period that reaches it.
+      iterations: N, where the last epoch of fixed bins is cut off.
+      rethrow_every: the number of epochs for which a record keeps its bin.
+      stride: the distance between the bins of one record, or the period of cyclic Poisson sampling.
+      gap: the number of iterations without records between two throws.
+    """
+    validation.choice("batching", name, NAMES)
+    k, b = _shape(epochs, batches_per_epoch)
+    poisson = name.endswith("poisson")
+    for option, value, takers in (
+        ("iterations", iterations, ("fixed",)),
+        ("rethrow_every", rethrow_every, ("reshuffled", "cyclic")),
+        ("stride", stride, ("fixed", "reshuffled", "cyclic", "cyclic-poisson")),
+        ("gap", gap, ("reshuffled", "cyclic")),
+    ):
+        if value is not None and name not in takers:
+            raise ArgumentError(option, f"applies only to batching {' or '.join(takers)}, not to {name}")
+    if name.startswith("cyclic") and stride is None:
+        stride = next((s for s in range(min(bandwidth, b), b + 1) if b % s == 0), b)
+    if poisson:
+        return Poisson(k, b, stride or 1)
+    every = None if name == "fixed" else 1 if rethrow_every is None else rethrow_every
+    return BallsInBins(k, b, iterations, rethrow_every=every, stride=stride or 1, gap=gap)
+
+
+def batches_from_size(dataset_size: int, batch_size: int) -> int:
+    """Return the number of batches per epoch that makes batches of at most a size on average."""
+    n = validation.integer("dataset_size", dataset_size, at_least=1)
+    return math.ceil(n / validation.integer("batch_size", batch_size, at_least=1, at_most=n))

@@ -42,7 +42,7 @@ class _Result:
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Answer(_Result):
     """What bounds and estimates have in common."""
 
@@ -78,7 +78,7 @@ class _Answer(_Result):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrivacyBound(_Answer):
     """The mechanism run with `noise_multiplier` is (`epsilon`, `delta`)-DP, as proved by `accountant`.
 
@@ -98,7 +98,7 @@ class PrivacyBound(_Answer):
     __hash__ = _Answer.__hash__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Calibration(PrivacyBound):
     """The smallest noise multiplier found whose bound meets the target.
 
@@ -106,13 +106,13 @@ class Calibration(PrivacyBound):
     the number returned was itself checked, it is not an extrapolated root.
     """
 
-    target_epsilon: float = math.nan
-    target_delta: float = math.nan
+    target_epsilon: float
+    target_delta: float
 
     __hash__ = _Answer.__hash__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate(_Answer):
     """An estimate, by sampling, of what a `PrivacyBound` would guarantee. It guarantees nothing by itself.
 
@@ -125,17 +125,17 @@ class Estimate(_Answer):
     __hash__ = _Answer.__hash__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CalibrationEstimate(Estimate):
     """The smallest noise multiplier found whose *estimate* meets the target."""
 
-    target_epsilon: float = math.nan
-    target_delta: float = math.nan
+    target_epsilon: float
+    target_delta: float
 
     __hash__ = _Answer.__hash__
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PrivacyProfile(_Result):
     """Upper bounds on δ(ε) over a grid of ε.
 

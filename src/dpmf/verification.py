@@ -20,22 +20,15 @@ import numpy as np
 from dpmf import api, validation
 from dpmf import lower_bounds as lower
 from dpmf._version import __version__
-from dpmf.accountants.chain import Chain
-from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Direction, directions_of
-from dpmf.accountants.registry import ACCOUNTANTS, resolve
+from dpmf.accountants.registry import resolve, suitable
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.formatting import lower as rounded_down
 from dpmf.mechanism import Mechanism
 
-# Accountants that are asked only by name: minima of the others, estimates, and those of other packages.
-_NOT_BY_DEFAULT = ("best", "auto", "monte-carlo", "random-allocation", "pld-accounting")
 _STANDARD_ERRORS = 5.0
-# Limits that keep the check within minutes: N·b² for conditional composition (at all, and with all temperatures), and b
-# for the chain.
-_CONDITIONAL_WORK, _ALL_TEMPERATURES, _CHAIN_BATCHES = 3e8, 3e7, 2000
 
 
 @dataclass(frozen=True)
@@ -112,28 +105,6 @@ class Verification:
         return _page(self)
 
 
-def default_accountants(mechanism: Mechanism) -> list[Accountant]:
-    """Return dpmf's deterministic accountants that suit the mechanism and take minutes at most."""
-    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
-    found: list[Accountant] = []
-    for name, cls in ACCOUNTANTS.items():
-        accountant: Accountant = cls()
-        if (
-            name in _NOT_BY_DEFAULT
-            or (cls is Chain and b > _CHAIN_BATCHES)
-            or (cls is Conditional and n * b**2 > _CONDITIONAL_WORK)
-        ):
-            continue
-        if cls is Conditional and n * b**2 > _ALL_TEMPERATURES:
-            accountant = Conditional(family="am-gm")
-        try:
-            accountant.prepare(mechanism)
-        except ValueError:  # the accountant does not cover this mechanism
-            continue
-        found.append(accountant)
-    return found
-
-
 def verify(
     mechanism: Mechanism,
     *,
@@ -154,7 +125,7 @@ def verify(
       delta: the δ of the guarantee.
       noise_multiplier: σ for clipping norm 1 and the strategy as given; it is calibrated if it is None.
       direction: the neighbouring relation: "both", "remove" or "add".
-      accountants: two or more deterministic accountants; by default those of `default_accountants`.
+      accountants: two or more deterministic accountants; by default all of dpmf that suit the mechanism.
       samples: the number of Monte Carlo samples for each direction.
       seed: the seed of the samples.
       progress: called with a description of each step before the step begins.
@@ -172,7 +143,7 @@ def verify(
     sampler = MonteCarlo(samples=samples, seed=seed)
     if not isinstance(mechanism, Mechanism):
         raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-    asked = default_accountants(mechanism) if accountants is None else [resolve(a) for a in accountants]
+    asked = suitable(mechanism, "bound") if accountants is None else [resolve(a) for a in accountants]
     if len({a.name for a in asked}) < 2:
         raise ArgumentError("accountants", f"must be at least two different ones, got {[a.name for a in asked]}")
     prepared = [(a, a.prepare(mechanism)) for a in asked]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks import _page, beside, growth, peers
 
-DATA = json.loads(_page.DATA.read_text())
+DATA = _page.load()
 
 
 def test_the_page_is_made_from_the_data() -> None:

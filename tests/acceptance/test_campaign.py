@@ -17,15 +17,16 @@ import numpy as np
 import oracles
 import paths
 import pytest
+
+from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
+from dpmf.lower_bounds import lower_delta
+from evidence import fingerprint
 from soundness import __main__ as command
 from soundness import campaign, cases, draw_problem, faults, fuzz, page, plans, provenance, summary, true_delta
 from soundness.cases import Finding
 from soundness.journal import Journal
 from soundness.judge import fault
 from soundness.truth import Truth, gaussian_delta, sampled_delta
-
-from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
-from dpmf.lower_bounds import lower_delta
 
 ROOT = paths.ROOT
 SLICE = 2000
@@ -324,7 +325,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_a_fingerprint_is_of_what_code_does(tmp_path: Path) -> None:
     def of(text: str) -> str:
         (tmp_path / "a.py").write_text(text)
-        return provenance.fingerprint([tmp_path])
+        return fingerprint.of_files([tmp_path])
 
     plain = of("def f(x):\n    return x + 1\n")
     assert of('"""Text."""\n\n\ndef f(x):  # why\n    """More."""\n    return (x + 1)\n') == plain
@@ -335,14 +336,14 @@ def test_a_fingerprint_is_of_what_code_does(tmp_path: Path) -> None:
     }
     assert len(others | {plain}) == 4
     (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert provenance.fingerprint([tmp_path]) not in others
+    assert fingerprint.of_files([tmp_path]) not in others
 
 
 def test_what_bounds_depend_on_is_fingerprinted() -> None:
     code = provenance.present()
     assert code["accounting"] != code["package"]
     assert set(code) == {"version", "accounting", "package"}
-    assert {path.name for path in provenance.PACKAGE.iterdir()} >= set(provenance._NO_BOUNDS)
+    assert {path.name for path in fingerprint.PACKAGE.iterdir()} >= set(fingerprint._NO_BOUNDS)
     campaign_needs = {"soundness.cases", "soundness.problems", "soundness.truth"}
     assert {name.removesuffix(".py").replace("/", ".") for name in campaign.HARNESS} >= campaign_needs
 

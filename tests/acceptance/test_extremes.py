@@ -9,13 +9,13 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from soundness import extremes
-from soundness.plans import NOT_OURS
 
 import dpmf
 from dpmf import BallsInBins, Mechanism, strategies
 from dpmf import lower_bounds as lower
 from dpmf.accountants import ACCOUNTANTS, Best, Renyi
+from soundness import extremes
+from soundness.plans import NOT_OURS
 
 
 @pytest.mark.parametrize("row", extremes.ROWS, ids=lambda row: f"{row.parameter} {row.end}")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from soundness import faults, summary
 
 from dpmf.strategies import cache
+from soundness import faults, summary
 
 SMALL = ["--strategy", "dpsgd", "--epochs", "1", "--batches-per-epoch", "3"]
 PROFILE = ["profile", *SMALL, "--noise-multiplier", "2", "--epsilon", "1", "--accountant", "gaussian"]

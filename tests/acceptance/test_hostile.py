@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from soundness import fuzz, hostile_cli, judge, summary
 
 from dpmf import strategies
+from soundness import fuzz, hostile_cli, judge, summary
 
 SEED = 1  # not the one of the committed run
 

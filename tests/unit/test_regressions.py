@@ -10,8 +10,6 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
-from soundness.problems import signal_to_noise
-from soundness.truth import gaussian_delta, true_delta
 
 import dpmf
 from dpmf.accountants import Cascade, Chain, Conditional, Gaussian, MonteCarlo, Renyi
@@ -19,7 +17,9 @@ from dpmf.accountants.chain._laws import LineModel, Resolution
 from dpmf.accountants.lattice._lognormal_sum import _Lattice
 from dpmf.accountants.lattice._tilt import TiltedMoments
 from dpmf.accountants.protocol import DIRECTIONS
-from dpmf.lower_bounds import LowerBounds
+from dpmf.lower_bounds._families import LowerBounds
+from soundness.problems import signal_to_noise
+from soundness.truth import gaussian_delta, true_delta
 
 
 def test_chain_with_few_frequencies_gives_up_where_no_smoothing_is_enough() -> None:
@@ -115,7 +115,7 @@ def test_sizes_are_refused_before_memory_is_taken(epochs: int, batches: int, nam
 
 def test_a_figure_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill between its first statements left a database that no later run would open."""
-    from dpmf_experiments import store
+    from evidence import store
 
     path = tmp_path / "figures.sqlite"
     with monkeypatch.context() as broken:
@@ -156,7 +156,7 @@ def test_compare_refuses_wrong_options_of_accountants_it_does_not_ask(wrong: tup
 
 def test_a_figure_database_with_another_table_is_one_line(tmp_path: Path) -> None:
     """SQLite's own exception came through."""
-    from dpmf_experiments.store import Store
+    from evidence.store import Store
 
     path = tmp_path / "figures.sqlite"
     Store.open(path, create=True).close()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import dpmf
-from dpmf import verification
 from dpmf.accountants import ACCOUNTANTS, Gaussian
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
+from dpmf.accountants.registry import suitable
 from dpmf.verification import CheckedBound, Sampled, contradictions, verify
 
 SMALL = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "4"]
@@ -33,11 +33,11 @@ def test_every_accountant_says_what_it_rests_on() -> None:
 
 
 def test_by_default_all_deterministic_accountants_are_asked(mechanism: dpmf.Mechanism) -> None:
-    names = {a.name for a in verification.default_accountants(mechanism)}
+    names = {a.name for a in suitable(mechanism, "bound")}
     assert {"gaussian", "renyi", "conditional", "chain"} <= names
     assert not names & {"best", "auto", "monte-carlo", "lattice"}
     uncorrelated = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 4))
-    assert "lattice" in {a.name for a in verification.default_accountants(uncorrelated)}
+    assert "lattice" in {a.name for a in suitable(uncorrelated, "bound")}
 
 
 def test_the_numbers_agree(mechanism: dpmf.Mechanism) -> None:

@@ -18,13 +18,13 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from dpmf.accountants.least import Least, Part
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
-from dpmf.batching import Poisson
+from dpmf.batching import BallsInBins, Poisson
 from dpmf.loss.profile_points import ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
 
-# What dp_accounting's transforms may lose, of a total mass of 1 (docs/theory/batchings.md, section 4).
-_TRANSFORM_ERROR = 1e-13
+# Proof constant: the relative error of dp_accounting's transforms (docs/theory/floating-point.md, assumptions).
+_FFT_ERROR = 8 * UNIT
 _LEAST_NOISE = 0.1  # Poisson sampling with less noise than this is answered with δ = 1
 
 
@@ -73,6 +73,8 @@ class Composed(Accountant):
         that are cut off count as infinite losses, and what the transforms may lose is added.
         """
         name = self.accountant.name
+        if isinstance(mechanism.batching, BallsInBins) and mechanism.batching.throws == 1:
+            return self.accountant.prepare(mechanism.throw)
         if isinstance(mechanism.batching, Poisson):
             bound: PreparedAccountant = _PoissonSamples(name, mechanism)
         else:
@@ -120,7 +122,14 @@ class _FromDistribution(PreparedAccountant):
 
 
 def _delta(losses: Any, epsilon: float) -> float:
-    return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) * (1 + 64 * UNIT) + _TRANSFORM_ERROR)
+    """δ(ε) of a composed distribution, and what its transforms may have lost.
+
+    A transform of n numbers has an error of at most 8u·log₂ n of its norm; the masses have a norm of at most 1, and a
+    sum over n of them at most √n times the norm of the error.
+    """
+    size = max(float(losses.size), 2.0)
+    error = _FFT_ERROR * math.log2(size) * math.sqrt(size)
+    return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) * (1 + 64 * UNIT) + error)
 
 
 class _Throws(_FromDistribution):

@@ -11,26 +11,24 @@ from typing import Any
 import numpy as np
 
 from dpmf import api, validation
-from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant, directions_of
-from dpmf.accountants.registry import ACCOUNTANTS, resolve, with_options
-from dpmf.lower_bounds import LowerBounds, lower_noise_multiplier
+from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant
+from dpmf.accountants.registry import resolve, suitable, with_options
+from dpmf.lower_bounds import lower_delta, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.web.request import Request
 
-# A view does not compare accountants that combine others, that sample, or that come from other packages.
-_LEFT_OUT = ("best", "auto", "monte-carlo", "random-allocation", "pld-accounting")
+# The order in which accountants are asked, so that numbers appear early.
 _CHEAP_FIRST = ("gaussian", "lattice", "renyi", "cascade")
 _DEAR_LAST = ("conditional",)
 CURVE_POINTS = 9
 HEAT_MAP_CELLS = 128
 
 
-def compared() -> tuple[str, ...]:
-    """Return the accountants of a view: dpmf's own deterministic ones, the cheap ones first."""
-    names = [name for name in ACCOUNTANTS if name not in _LEFT_OUT]
-    order = {**{n: i for i, n in enumerate(_CHEAP_FIRST)}, **dict.fromkeys(_DEAR_LAST, 100)}
-    return tuple(sorted(names, key=lambda name: order.get(name, 50)))
+def compared(mechanism: Mechanism) -> list[str]:
+    """Return the accountants of a view: dpmf's own deterministic ones that suit the mechanism, the cheap ones first."""
+    order = {name: i for i, name in enumerate((*_CHEAP_FIRST, "", *_DEAR_LAST))}
+    return sorted((a.name for a in suitable(mechanism, "bound")), key=lambda name: order.get(name, order[""]))
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def views(
     direction = validation.choice("direction", request.direction, RELATIONS)
     if request.noise_multiplier is not None:
         validation.positive("noise_multiplier", request.noise_multiplier)
-    chosen = [resolve(name) for name in (compared() if accountants is None else accountants)]
+    chosen = [resolve(name) for name in (compared(mechanism) if accountants is None else accountants)]
     order = {"max_order": request.max_order}
     chosen = [with_options(a, order) if a.name == "renyi" else a for a in chosen]
     view = View(
@@ -143,9 +141,7 @@ def views(
     view = _next(view, "lower bound of δ(ε)", curve_noise=sigma, epsilons=grid)
     view = replace(view, steps=view.done + 1 + len(prepared))
     yield view
-    bounds = LowerBounds.of(mechanism)
-    ways = directions_of(direction)
-    view = replace(view, lower_curve=tuple(max(bounds.delta(sigma, e, way) for way in ways) for e in grid))
+    view = replace(view, lower_curve=tuple(lower_delta(mechanism, sigma, e, direction) for e in grid))
     took = {row.accountant: row.seconds for row in view.rows}
     for name in sorted(prepared, key=lambda name: took[name]):
         view = _next(view, f"δ(ε) of {name}")

@@ -107,7 +107,10 @@ def test_profiles(mechanism: dpmf.Mechanism) -> None:
     for (_, above, below), delta, lower in zip(lines, found.deltas, found.lower, strict=True):
         assert delta <= float(above)
         assert float(below) <= lower
-    sampled = PrivacyProfile(2.0, np.array([1.0]), np.array([0.1]), {}, "both", "monte-carlo", "estimate")
+    sampled = PrivacyProfile(
+        noise_multiplier=2.0, epsilons=np.array([1.0]), deltas=np.array([0.1]), by_direction={}, direction="both",
+        accountant="monte-carlo", kind="estimate",
+    )  # fmt: skip
     assert "δ(1) ≈ 0.1" in str(sampled)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from types import ModuleType
 
+import knobs
 import numpy as np
 import oracles
 import paths
@@ -12,11 +14,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dpmf import lower_bounds
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
-from dpmf.lower_bounds import LowerBounds, lower_delta, lower_epsilon, lower_noise_multiplier
+from dpmf.lower_bounds import _families, _half_spaces, lower_delta, lower_epsilon, lower_noise_multiplier
+from dpmf.lower_bounds._families import LowerBounds
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import bisr, bsr, dpsgd
 
@@ -163,3 +167,21 @@ def test_arguments_are_checked() -> None:
         lower_delta(np.eye(2), 1.0, 1.0, "sideways")
     with pytest.raises(ValueError, match="delta must be strictly between"):
         lower_epsilon(np.eye(2), 1.0, 2.0)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("module", [lower_bounds, _families, _half_spaces])
+def test_bounds_hold_for_other_knobs(module: ModuleType, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tuning knob may be changed: bounds stay below the truth, and searches end on the sound side."""
+    mechanism = Mechanism(bsr(2), BallsInBins(2, 3))
+    truth = oracles.delta(mechanism.gram, 0.5, direction)
+    for change, tuning in knobs.perturbed(module._TUNING):
+        monkeypatch.setattr(module, "_TUNING", tuning)
+        fresh = Mechanism(bsr(2), BallsInBins(2, 3))
+        for bounds in (_families.LowerBounds.of(fresh), _families.LowerBounds.closed_forms(fresh)):
+            assert 0 <= bounds.delta(1.0, 0.5, direction) <= truth, change
+        if module is lower_bounds:
+            sigma = lower_noise_multiplier(fresh, 0.5, 1e-3, direction, 0.05)
+            assert oracles.delta(mechanism.gram / sigma**2, 0.5, direction) >= 1e-3, change
+            epsilon = lower_epsilon(fresh, 2.0, 1e-3, direction)
+            assert oracles.delta(mechanism.gram / 4.0, epsilon, direction) >= 1e-3, change

@@ -1,0 +1,140 @@
+"""docs/tightness.md: how many times the true noise each accountant asks for, mechanism by mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evidence.say import number, table
+from evidence.spec import Cell, MechanismSpec, accountant
+
+DELTA = 1e-5
+EPSILONS = (0.25, 1.0, 4.0, 8.0)
+SAMPLER = accountant("monte-carlo", samples=200_000)
+Results = Mapping[Cell, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mechanism, and how close `best` is meant to come to the truth at each ε."""
+
+    name: str
+    mechanism: MechanismSpec
+    goals: tuple[float, float, float, float]
+
+
+_UNCORRELATED = (1.005, 1.005, 1.005, 1.005)
+_NARROW = (1.05, 1.03, 1.02, 1.02)
+_WIDE = (1.08, 1.07, 1.05, 1.05)
+_MEDIUM_EPOCHS = (1.12, 1.08, 1.04, 1.04)
+_WIDE_EPOCHS = (1.18, 1.15, 1.09, 1.06)
+
+ROWS = (
+    Row("DP-SGD, b=100, k=1", MechanismSpec("dpsgd", 1, 100), _UNCORRELATED),
+    Row("DP-SGD, b=100, k=10", MechanismSpec("dpsgd", 10, 100), _UNCORRELATED),
+    Row("BSR2, b=100, k=10", MechanismSpec("bsr", 10, 100, 2), _NARROW),
+    Row("BSR3, b=100, k=10", MechanismSpec("bsr", 10, 100, 3), _NARROW),
+    Row("BSR4, b=100, k=10", MechanismSpec("bsr", 10, 100, 4), _NARROW),
+    Row("BSR4, b=100, k=1", MechanismSpec("bsr", 1, 100, 4), _NARROW),
+    Row("BISR4, b=100, k=10", MechanismSpec("bisr", 10, 100, 4), _NARROW),
+    Row("BandInvMF4, b=100, k=10", MechanismSpec("bandinvmf", 10, 100, 4), _NARROW),
+    Row("BSR64, b=100, k=1", MechanismSpec("bsr", 1, 100, 64), _WIDE),
+    Row("BISR64, b=100, k=1", MechanismSpec("bisr", 1, 100, 64), _WIDE),
+    Row("BLT, b=100, k=1", MechanismSpec("blt", 1, 100), _WIDE),
+    Row("BandMF64, b=100, k=1", MechanismSpec("bandmf", 1, 100, 64), _WIDE),
+    Row("BSR16, b=200, k=5", MechanismSpec("bsr", 5, 200, 16), _MEDIUM_EPOCHS),
+    Row("BSR64, b=250, k=4", MechanismSpec("bsr", 4, 250, 64), _WIDE_EPOCHS),
+    Row("BISR64, b=250, k=4", MechanismSpec("bisr", 4, 250, 64), _WIDE_EPOCHS),
+)
+
+TRUTH = "monte-carlo"
+COLUMNS = ("renyi", "conditional", "chain", "cascade", "best", "lower")
+
+
+def cell_of(row: Row, column: str, epsilon: float) -> Cell:
+    """The number behind one entry of the table."""
+    target = {"mechanism": row.mechanism, "epsilon": epsilon, "delta": DELTA}
+    if column == TRUTH:
+        return Cell.of("sigma-sampled", accountant=SAMPLER, **target)
+    if column == "lower":
+        return Cell.of("sigma-lower", tolerance=1e-4, **target)
+    # The cascade has nothing of its own for the other direction.
+    direction = "remove" if column == "cascade" else "both"
+    tolerance = 1e-3 if column == "conditional" else 1e-4
+    return Cell.of("sigma", accountant=accountant(column), direction=direction, tolerance=tolerance, **target)
+
+
+def cells() -> tuple[Cell, ...]:
+    """Every cell, the cheap columns first: an interrupted run leaves a table worth reading."""
+    columns = (TRUTH, "lower", "cascade", "renyi", "chain", "best", "conditional")
+    return tuple(cell_of(row, column, epsilon) for column in columns for row in ROWS for epsilon in EPSILONS)
+
+
+def ratio_of(results: Results, row: Row, column: str, epsilon: float) -> float | None:
+    cell, truth = results.get(cell_of(row, column, epsilon)), results.get(cell_of(row, TRUTH, epsilon))
+    if cell is None or truth is None or cell["sigma"] is None:
+        return None
+    return float(cell["sigma"] / truth["sigma"])
+
+
+def tabulated(results: Results) -> str:
+    """One line per mechanism and ε; "…" for what is not computed yet, "none" for what cannot be certified."""
+
+    def shown(row: Row, column: str, epsilon: float) -> str:
+        if any(cell_of(row, name, epsilon) not in results for name in (column, TRUTH)):
+            return "…"
+        return number(ratio_of(results, row, column, epsilon))
+
+    lines = []
+    for row in ROWS:
+        for epsilon, goal in zip(EPSILONS, row.goals, strict=True):
+            truth = results.get(cell_of(row, TRUTH, epsilon))
+            sampled_sigma = "…" if truth is None else f"{truth['sigma']:.4g} ± {100 * truth['error']:.1f} %"
+            ratios = [shown(row, column, epsilon) for column in COLUMNS]
+            lines.append([row.name, f"{epsilon:g}", sampled_sigma, *ratios, f"{goal:g}"])
+    return table(["mechanism", "ε", "true σ (sampled)", *COLUMNS, "goal for best"], lines)
+
+
+def verdict(results: Results) -> str:
+    """Which goals are met, and by how much the others are missed."""
+    met, missed, below, unknown = 0, [], [], 0
+    for row in ROWS:
+        for epsilon, goal in zip(EPSILONS, row.goals, strict=True):
+            ratio = ratio_of(results, row, "best", epsilon)
+            if ratio is None:
+                unknown += 1
+                continue
+            error = results[cell_of(row, TRUTH, epsilon)]["error"]
+            if ratio < 1 - 4 * error:
+                below.append(f"{row.name} at ε = {epsilon:g} ({ratio:.3f})")
+            # The truth is itself sampled: a goal counts as missed beyond two of its standard errors.
+            if ratio <= goal * (1 + 2 * error):
+                met += 1
+            else:
+                missed.append(f"{row.name} at ε = {epsilon:g} ({ratio:.3f} instead of {goal:g})")
+    parts = [f"Of {met + len(missed)} goals for `best`, {met} are met."]
+    if missed:
+        parts.append(f"Missed: {'; '.join(missed)}.")
+    if unknown:
+        parts.append(f"{unknown} are not computed yet.")
+    none_below = "No ratio of `best` is below 1 by more than four standard errors of the sampled truth."
+    parts.append(
+        f"Below the sampled truth by more than four standard errors: {'; '.join(below)}." if below else none_below
+    )
+    return " ".join(parts)
+
+
+def families(results: Results) -> str:
+    """Whose bound `best` returned, over the table."""
+    winners: dict[str, int] = {}
+    for row in ROWS:
+        for epsilon in EPSILONS:
+            cell = results.get(cell_of(row, "best", epsilon))
+            if cell is not None and cell.get("accountant"):
+                winners[cell["accountant"]] = winners.get(cell["accountant"], 0) + 1
+    counts = ", ".join(f"`{name}` ({count})" for name, count in sorted(winners.items(), key=lambda w: -w[1]))
+    return f"Whose bound `best` returned, and how often: {counts}." if counts else "No cell of `best` is computed yet."
+
+
+BLOCKS = {"verdict": verdict, "table": tabulated, "winners": families}
