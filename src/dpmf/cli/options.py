@@ -151,10 +151,8 @@ def mechanism_from(
         if dataset_size is None or batch_size is None:
             raise ArgumentError("batches_per_epoch", "must be given, or dataset_size and batch_size in its place")
         batches_per_epoch = batches_from_size(dataset_size, batch_size)
-        print(
-            f"dpmf: {batches_per_epoch} batches per epoch, of {dataset_size / batches_per_epoch:.6g} records on average",
-            file=sys.stderr,
-        )
+        average = dataset_size / batches_per_epoch
+        print(f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average", file=sys.stderr)
     elif dataset_size is not None or batch_size is not None:
         raise ArgumentError("batches_per_epoch", "must be left out where dataset_size and batch_size are given")
     chosen = strategies.build(strategy, bandwidth=bandwidth, buffers=buffers, file=file, normalized=normalized)

@@ -124,7 +124,7 @@ class LowerBounds:
     @classmethod
     def _of_sums(cls, mechanism: Mechanism, strategy: ToeplitzStrategy, *, closed: bool = False) -> LowerBounds:
         """From sums of the Gram matrix, which need not be formed."""
-        sums, lower = mechanism.gram_sums, lower_sums(strategy, mechanism.batching)
+        sums, lower = mechanism.gram_sums, lower_sums(strategy, mechanism.thrown_once())
         error = mechanism.gram_error
         half_spaces = [HalfSpaces.from_sums(lower.row_sums, sums.total, error)] if sums.total > 0 else []
         return cls(sums.diagonal, error, half_spaces, lower.least, closed=closed)
