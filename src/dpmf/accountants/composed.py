@@ -12,19 +12,23 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from dpmf.accountants.least import Least, Part
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
+from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
-from dpmf.loss.profile_points import ProfilePoints
+from dpmf.errors import ArgumentError
+from dpmf.loss.dominating_pair import dominating_pair
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import UNIT
+from dpmf.numerics import UNIT, Array
 
 # Proof constant: the relative error of dp_accounting's transforms (docs/theory/floating-point.md, assumptions).
 _FFT_ERROR = 8 * UNIT
+_LARGEST_EPSILON = 400.0
 _LEAST_NOISE = 0.1  # Poisson sampling with less noise than this is answered with δ = 1
 
 
@@ -37,13 +41,17 @@ class _Tuning:
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
+      tail: the mass of losses of one throw that count as infinite.
+      probes: how many rough bounds tell how steep the profile of one throw is.
     """
 
     spacing: float = 2e-4
     fine: float = 0.002
     rough: float = 0.03
     roughness: float = 1.2
-    kept: int = 4
+    kept: int = 8
+    tail: float = 1e-10
+    probes: int = 8
 
 
 _TUNING = _Tuning()
@@ -142,29 +150,78 @@ class _Throws(_FromDistribution):
         self._accountant = accountant
         self._throws = mechanism.batching.throws
 
+    @cached_property
+    def _bounds(self) -> Sequence[PreparedAccountant]:
+        """The bounds for one throw; without conditional composition where a chain is, which is tighter and faster."""
+        prepared = Least.of(self._accountant.prepare(self.mechanism.throw))
+        if prepared.kind != "bound":
+            raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
+        bounds = prepared.bounds()
+        names = {bound.name for bound in bounds}
+        return [b for b in bounds if not ("chain" in names and b.name in ("conditional", "renyi"))]
+
     def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
         throw = self.mechanism.throw
-        # The deviation of the loss of one throw is at most the sensitivity over σ, and amplified it is much less.
         shared = self._throws * math.sqrt(self.mechanism.product_between_throws) / noise_multiplier * (1 + 8 * UNIT)
         variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
         interval = _lattice(variance, self._throws)
-        pair = ProfilePoints(throw, noise_multiplier, interval, self._accountant).refine(
-            _TUNING.rough if rough else _TUNING.fine
-        )
+        profiles = {
+            direction: self._profile(noise_multiplier, direction, interval, math.sqrt(variance), rough)
+            for direction in DIRECTIONS
+        }
+        pair = dominating_pair(interval, profiles["remove"], profiles["add"])
         found: dict[Direction, Any] = {}
-        for direction, sign, masses, infinite in (
-            ("remove", 1, pair.upper, pair.upper_only), ("add", -1, pair.lower, pair.lower_only),
-        ):  # fmt: skip
+        sides: tuple[tuple[Direction, int, Array, float], ...] = (
+            ("remove", 1, pair.upper, pair.upper_only),
+            ("add", -1, pair.lower, pair.lower_only),
+        )
+        for direction, sign, masses, infinite in sides:
             atoms = {sign * int(i): float(mass) for i, mass in zip(pair.losses, masses, strict=True)}
-            one = pld_pmf.create_pmf(atoms, interval, infinite, True)
-            composed = one.self_compose(self._throws) if self._throws > 1 else one
+            composed = pld_pmf.create_pmf(atoms, interval, infinite, True).self_compose(self._throws)
             if shared > 0:
                 gaussian = privacy_loss_distribution.from_gaussian_mechanism(
                     1.0, sensitivity=shared, value_discretization_interval=interval
                 )
-                composed = composed.compose(gaussian._pmf_remove)  # symmetric: the same in both directions
-            found[direction] = composed  # type: ignore[index]
+                composed = composed.compose(gaussian._pmf_remove)  # it is the same in both directions
+            found[direction] = composed
         return found
+
+    def _profile(
+        self, noise_multiplier: float, direction: Direction, interval: float, deviation: float, rough: bool
+    ) -> dict[int, float]:
+        """Bounds on δ of one throw, at places on the lattice that make the polygon through them close to the profile.
+
+        Between two places that are Δ apart the polygon costs about (1 + λ)Δ²/8 of ε, λ = −d log δ/dε.
+        """
+
+        def roughly(epsilon: float) -> float:
+            found = (
+                bound.rough_delta(noise_multiplier, epsilon, direction)
+                or bound.delta(noise_multiplier, epsilon, direction)
+                for bound in self._bounds
+                if bound.roughness > 1 or bound.cheap
+            )
+            return max(min((f.value for f in found), default=1.0), _TUNING.tail / 10)
+
+        last = max(deviation, 2 * interval)
+        while roughly(last) > _TUNING.tail and last < _LARGEST_EPSILON:
+            last *= 1.5
+        probes = np.concatenate(([0.0], np.geomspace(last / 30, last, _TUNING.probes)))
+        logs = np.log([roughly(epsilon) for epsilon in probes.tolist()])
+        steepness = np.maximum(-np.gradient(logs, probes), 1.0)
+        share = _TUNING.rough if rough else _TUNING.fine
+        epsilon, places = 0.0, {0}
+        while epsilon < last:
+            room = share * max(epsilon, deviation)
+            epsilon += math.sqrt(8 * room / (1 + float(np.interp(epsilon, probes, steepness))))
+            places.add(max(1, round(epsilon / interval)))
+        order = sorted(places)
+        epsilons = [interval * place for place in order]
+        if rough:
+            return dict(zip(order, map(roughly, epsilons), strict=True))
+        name, throw = self.name, self.mechanism.throw
+        values = Least(name, throw, [Part(name, lambda: self._bounds)]).deltas(noise_multiplier, epsilons, direction)
+        return dict(zip(order, values, strict=True))
 
 
 def _lattice(variance: float, throws: int) -> float:

@@ -22,7 +22,7 @@ from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins
-from dpmf.loss.profile_points import ProfilePoints
+from dpmf.integrations._profile_points import ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
 
