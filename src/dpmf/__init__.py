@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dpmf.api import epsilon as epsilon
     from dpmf.api import profile as profile
     from dpmf.batching import BallsInBins as BallsInBins
+    from dpmf.batching import Poisson as Poisson
+    from dpmf.batching import cyclic_poisson as cyclic_poisson
+    from dpmf.batching import reshuffled as reshuffled
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BallsInBins": "dpmf.batching",
+    "Poisson": "dpmf.batching",
+    "cyclic_poisson": "dpmf.batching",
+    "reshuffled": "dpmf.batching",
     "Calibration": "dpmf.results",
     "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",
