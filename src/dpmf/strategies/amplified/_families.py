@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,12 +65,11 @@ def _correlate(left: Array, right: Array) -> Array:
     return _convolve(left, right[::-1])[::-1]
 
 
-def _interpolation(last: int) -> tuple[Array, Array]:
+def _interpolation(last: int) -> tuple[np.ndarray[Any, Any], Array]:
     """Knots in 1, ..., last and the matrix that interpolates between them, linearly in the logarithm of the place."""
-    if last <= _FREE:
-        knots = np.arange(1, last + 1)
-    else:
-        knots = np.unique(np.round(np.geomspace(1, last, _FREE)).astype(int))
+    if last == 0:
+        return np.zeros(0, dtype=int), np.zeros((0, 0))
+    knots = np.arange(1, last + 1) if last <= _FREE else np.unique(np.round(np.geomspace(1, last, _FREE)).astype(int))
     places = np.log(np.arange(1, last + 1))
     return knots, np.stack([np.interp(places, np.log(knots), row) for row in np.eye(len(knots))], axis=1)
 
@@ -83,7 +82,7 @@ class Banded(Family):
     p: int
 
     @cached_property
-    def _knots(self) -> tuple[Array, Array]:
+    def _knots(self) -> tuple[np.ndarray[Any, Any], Array]:
         return _interpolation(self.p - 1)
 
     @property
@@ -91,6 +90,10 @@ class Banded(Family):
         steps = np.arange(1, self.p, dtype=np.float64)
         logs = np.cumsum(np.log((steps - 0.55) / steps)) - steps / self.p
         return np.asarray(logs[self._knots[0] - 1])
+
+    def parameters_of(self, column: Array) -> Array:
+        """The parameters whose C is close to the one with this first column."""
+        return np.asarray(np.maximum(np.log(np.maximum(column[self._knots[0]], 1e-300)), _SMALLEST))
 
     @property
     def bounds(self) -> list[tuple[float, float]]:
@@ -185,7 +188,7 @@ class BandedInverse(Family):
     p: int
 
     @cached_property
-    def _knots(self) -> tuple[Array, Array]:
+    def _knots(self) -> tuple[np.ndarray[Any, Any], Array]:
         return _interpolation(self.p - 1)
 
     @property

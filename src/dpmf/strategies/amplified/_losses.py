@@ -3,11 +3,12 @@
 Losses of one throw are drawn by importance sampling with the same random numbers at every call, and composed over
 throws by Fourier transforms. The estimate guides the search for coefficients and is never reported as a guarantee.
 
-**How σ changes with G.** Let ℓ be the loss log((1/b)·Σ_i X_i), X_i = exp(u_i − G_ii/(2σ²)) with u ~ N(0, G/σ²), and let
-p_i = X_i/Σ_j X_j be the chance of bin i given the output. For a function f with two derivatives the heat equation gives
+**How σ changes with G.** Let ℓ be the loss log((1/b)·Σ_i X_i), X_i = exp(u_i − G_ii/(2σ²)) with u ~ N(0, G/σ²), and
+let p_i = X_i/Σ_j X_j be the chance of bin i given the output. For a smooth f the heat equation gives
 ∂E f(e^ℓ)/∂G_ij = E[f''(e^ℓ)·X_i·X_j]/(2b²σ²). For δ(ε) the second derivative of f sits at the one loss ε (or −ε, in the
-add direction), and so ∂δ/∂G_ij is proportional to Π_ij = E[p_i·p_j | ℓ = ε]. As δ depends on G/σ² only, the σ that keeps
-δ in place obeys d log σ² = ⟨Π, dG⟩/⟨Π, G⟩. With several throws Π is that of one throw, given that all losses add up to ε.
+add direction), and so ∂δ/∂G_ij is proportional to Π_ij = E[p_i·p_j | ℓ = ε]. As δ depends on G/σ² only, the σ that
+keeps δ in place obeys d log σ² = ⟨Π, dG⟩/⟨Π, G⟩. With several throws Π is that of one throw, given that the losses of
+all of them add up to ε.
 """
 
 from __future__ import annotations
@@ -106,7 +107,6 @@ class Sampler:
 
     def _draw(self, gram: Array, noise: Array, sigma: float) -> _Losses:
         """Draw from a mixture of proposals: some bin's mean, enlarged, and a shift of all of them."""
-        b = len(gram)
         scaled = (gram / sigma**2).astype(np.float32)
         halves, means, mean = np.diagonal(scaled) / 2, scaled.mean(axis=1), float(scaled.mean())
         shift = _SHIFTS / math.sqrt(mean)
@@ -129,7 +129,9 @@ class Sampler:
             if tilt == 1.0 and move == 0.0:
                 bins = losses
             elif tilt:
-                bins = _log_mean_exp(np.float32(tilt) * u - np.float32(tilt) * (np.float32(tilt) * halves + np.float32(move) * means))
+                bins = _log_mean_exp(
+                    np.float32(tilt) * u - np.float32(tilt) * (np.float32(tilt) * halves + np.float32(move) * means)
+                )
             else:
                 bins = np.zeros(len(u))
             densities.append(bins + move * average - move**2 * mean / 2)

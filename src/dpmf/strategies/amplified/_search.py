@@ -1,15 +1,15 @@
 """Find the parameters of a family that make error × σ least, for one batching, workload and target.
 
-With Π held fixed (see `_losses`), log σ² is log⟨Π, G⟩ up to a constant, a quadratic form of the coefficients. The search
-minimises log error² + log⟨Π, G⟩ exactly by a quasi-Newton method, estimates Π again at the result, and repeats. Where
-this stops, the gradient of error × σ is zero.
+With Π held fixed (see `_losses`), σ² is ⟨Π, G⟩ up to a constant, a quadratic form of the coefficients. The search
+minimises log error² + log⟨Π, G⟩ by a quasi-Newton method, estimates Π again at the result, and repeats. Where this
+stops, the gradient of error × σ is zero.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +21,11 @@ from dpmf.strategies.amplified._losses import Sampler
 
 Loss = Callable[[Array], tuple[float, Array]]
 
-_ROUNDS = 8
+_ROUNDS = 12
 _STEADY = 0.002  # the search ends when a round gains less than this part of the error
+_STEP = 0.6  # the part of a new estimate of Π in the one that is used: whole steps would overshoot
 _QUICK = 3 * 10**5  # samples × bins of the first rounds
 _FINE = 2 * 10**6  # samples × bins of the last ones
-_MAX_BINS = 2048  # more bins are not sampled: see `Throw.limited`
 
 
 @dataclass(frozen=True)
@@ -136,49 +136,60 @@ class Found(NamedTuple):
     error: float
 
 
-def search(family: Family, throw: Throw, loss: Loss, target: tuple[float, float], start: Array | None = None) -> Found:
-    """Return the parameters with the least error × σ."""
-    parameters = family.start if start is None else start
-    unamplified = throw.bins == 1 or throw.rows is None and _separate(family, throw)
-    if unamplified:
-        weights = np.eye(throw.bins) / throw.bins
-        parameters = _minimise(family, throw, loss, weights, parameters)
-        value, _ = loss(family.columns(parameters).noising)
-        return Found(parameters, math.nan, math.sqrt(value))
+def search(
+    family: Family,
+    throw: Throw,
+    loss: Loss,
+    target: tuple[float, float],
+    start: Array | None = None,
+    *,
+    quick: bool = False,
+) -> Found:
+    """Return the parameters with the least error × σ, from fewer samples if it is to be quick.
+
+    `noise_multiplier` and `error` are NaN where bins are so far apart that the least error × norm is the answer.
+    """
+    parameters = family.start if start is None else np.asarray(start, dtype=np.float64)
+    if _separate(family, throw):
+        norm = np.eye(throw.bins) / throw.bins
+        return Found(_minimise(family, throw, loss, norm, parameters), math.nan, math.nan)
     epsilon, delta = target
-    bins = throw.bins
-    quick = Sampler(bins, throw.throws, epsilon, delta, min(20_000, max(4_000, _QUICK // bins)))
-    fine: Sampler | None = None
-    sampler, weights, guess = quick, None, 0.0
+    samplers = [
+        Sampler(throw.bins, throw.throws, epsilon, delta, min(most, max(least, work // throw.bins)))
+        for least, most, work in ((4_000, 20_000, _QUICK), (8_000, 60_000, _FINE))
+    ][: 1 if quick else 2]
+    weights: Array | None = None
+    guess = 0.0
     best = Found(parameters, math.nan, math.inf)
-    before = math.inf
-    for step in range(_ROUNDS):
-        budget.check()
-        columns = family.columns(parameters)
-        gram = throw.gram(columns.strategy)
-        guess = guess or _first_guess(gram, throw.throws, epsilon, delta)
-        found = sampler.sensitivities(gram, guess)
-        guess = found.noise_multiplier
-        error = guess * math.sqrt(loss(columns.noising)[0])
-        progress.say(f"error about {error:.4g}")
-        if error < best.error:
-            best = Found(parameters, guess, error)
-        if error > before * (1 - _STEADY):
-            if fine is not None:
+    for sampler in samplers:
+        before = math.inf
+        best = best._replace(error=math.inf)  # errors of different samples are not compared
+        for _ in range(_ROUNDS):
+            budget.check()
+            columns = family.columns(parameters)
+            gram = throw.gram(columns.strategy)
+            guess = guess or _first_guess(gram, throw.throws, epsilon, delta)
+            found = sampler.sensitivities(gram, guess)
+            guess = found.noise_multiplier
+            error = guess * math.sqrt(loss(columns.noising)[0])
+            progress.say(f"error about {error:.4g}")
+            scaled = found.weights / float(np.sum(found.weights * gram))
+            moved = abs(before / error - 1)
+            before = error
+            if error < best.error:
+                best = Found(parameters, guess, error)
+            if moved < _STEADY:
                 break
-            fine = sampler = replace(quick, samples=min(60_000, max(8_000, _FINE // bins)))
-            best, error = best._replace(error=math.inf), math.inf
-        before = error
-        scaled = found.weights / float(np.sum(found.weights * gram))
-        weights = scaled if weights is None or step < 2 else (weights + scaled) / 2
-        parameters = _minimise(family, throw, loss, weights, parameters)
+            weights = scaled if weights is None else weights + _STEP * (scaled - weights)
+            parameters = _minimise(family, throw, loss, weights, parameters)
+        parameters = best.parameters
     return best
 
 
 def _first_guess(gram: Array, throws: int, epsilon: float, delta: float) -> float:
     """A noise multiplier of the right size: between no amplification and that of many small contributions."""
     spread = math.sqrt(2 * math.log(1 / delta))
-    unamplified = math.sqrt(float(np.diagonal(gram).mean())) * spread / (epsilon + spread) 
+    unamplified = math.sqrt(float(np.diagonal(gram).mean())) * spread / (epsilon + spread)
     averaged = math.sqrt(throws * float(gram.mean())) * spread / epsilon
     return max(unamplified, averaged)
 
@@ -186,7 +197,7 @@ def _first_guess(gram: Array, throws: int, epsilon: float, delta: float) -> floa
 def _separate(family: Family, throw: Throw) -> bool:
     """Whether the means of different bins have no rows in common, whatever the parameters are."""
     width = getattr(family, "p", family.iterations)
-    return throw.epochs == 1 and throw.stride >= width
+    return throw.bins == 1 or (throw.epochs == 1 and throw.stride >= width)
 
 
 def _minimise(family: Family, throw: Throw, loss: Loss, weights: Array, parameters: Array) -> Array:
@@ -196,11 +207,12 @@ def _minimise(family: Family, throw: Throw, loss: Loss, weights: Array, paramete
 
     def evaluate(x: Array) -> tuple[float, Array]:
         columns = family.columns(x)
-        squared, by_noising = loss(columns.noising)
+        with np.errstate(over="ignore", invalid="ignore"):  # of steps that are far too long, which are taken back
+            squared, by_noising = loss(columns.noising)
         mean = throw.fold(columns.strategy)
         size, by_mean = form(mean)
         by_strategy = throw.unfold(by_mean, family.iterations) / size
-        if not math.isfinite(squared) or not squared > 0:
+        if not (math.isfinite(squared) and squared > 0 and np.all(np.isfinite(by_noising))):
             return 1e10, np.zeros(len(x))
         gradient = family.gradient(x, columns, by_strategy, by_noising / squared)
         return math.log(squared) + math.log(size), gradient
