@@ -205,7 +205,8 @@ class _Contest:
         close = (place, near) in self._asked
 
         def evaluate(sigma: float) -> Evaluation:
-            rough = self._roughly(place, sigma) if tolerance >= _CRUDE else None
+            crude = tolerance >= _CRUDE and self._members[place].kind == "bound"  # rough estimates guarantee nothing
+            rough = self._roughly(place, sigma) if crude else None
             return self._evaluate(place, sigma) if rough is None else rough
 
         found = least_noise(
