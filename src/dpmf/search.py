@@ -127,6 +127,8 @@ def _bracket(
             return None if sign > 0 else (there, there)
         seen = (excess(here) - excess(there)) / (there - here)
         here, step = there, max(2 * step, most)
+        if sign < 0:  # bounds at far too little noise cost more than a few steps
+            step = min(step, 2 * most)
         slope = seen if seen > 0 else slope / 2
 
 
