@@ -269,33 +269,33 @@ def test_the_number_of_samples_follows_from_the_target_and_the_failure_probabili
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A limit of δ that fails with probability p takes about log(1/p)/δ samples, and an answer from fewer is no use."""
-    usual = dataclasses.replace(monte_carlo._TUNING, usual=50_000, leading=20_000)
+    usual = dataclasses.replace(monte_carlo._TUNING, usual=5_000, leading=2_000)
     monkeypatch.setattr(monte_carlo, "_TUNING", usual)
     mech = mechanism("bsr4 N=20 k=2")
     accountant = MonteCarlo(failure_probability=0.01)
-    found = dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-4, accountant=accountant, direction="remove")
-    proved = dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-4, accountant="chain", direction="remove")
+    found = dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-3, accountant=accountant, direction="remove")
+    proved = dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-3, accountant="chain", direction="remove")
     assert found.kind == "high-probability bound"
-    assert samples_for(1e-4, 0.01) < found.details["remove"]["samples"] <= samples_for(5e-5, 0.01)
+    assert samples_for(1e-3, 0.01) < found.details["remove"]["samples"] <= samples_for(5e-4, 0.01)
     assert found.noise_multiplier <= 1.1 * proved.noise_multiplier
-    for few in (1000, 40_000):
+    for few in (100, 5000):
         options = {"accountant": MonteCarlo(samples=few, failure_probability=0.01)}
-        with pytest.raises(ValueError, match="samples must be at least 92102, better 600"):
-            dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-4, **options)
-        with pytest.raises(ValueError, match="samples must be at least 92102"):
-            dpmf.epsilon(mech, noise_multiplier=2.0, delta=1e-4, **options)
+        with pytest.raises(ValueError, match="samples must be at least 9209, better 60"):
+            dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-3, **options)
+        with pytest.raises(ValueError, match="samples must be at least 9209"):
+            dpmf.epsilon(mech, noise_multiplier=2.0, delta=1e-3, **options)
     with pytest.raises(ValueError, match=r"samples must be given where .* takes more than 200000000: [1-9]\d{10}"):
         dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-9, accountant=accountant)
 
 
 def test_a_coarse_search_ends_at_a_limit_and_not_at_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monte_carlo, "_TUNING", dataclasses.replace(monte_carlo._TUNING, usual=50_000, leading=20_000))
+    monkeypatch.setattr(monte_carlo, "_TUNING", dataclasses.replace(monte_carlo._TUNING, usual=5_000, leading=2_000))
     accountant = MonteCarlo(failure_probability=0.01)
     found = dpmf.calibrate(
-        mechanism("bsr4 N=20 k=2"), target_epsilon=1.0, target_delta=1e-4, accountant=accountant,
+        mechanism("bsr4 N=20 k=2"), target_epsilon=1.0, target_delta=1e-3, accountant=accountant,
         direction="remove", relative_tolerance=0.2,
     )  # fmt: skip
-    assert found.details["remove"]["estimate"] < found.delta <= 1e-4
+    assert found.details["remove"]["estimate"] < found.delta <= 1e-3
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
