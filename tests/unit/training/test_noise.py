@@ -14,8 +14,8 @@ from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
-from dpmf.strategies.optimised import BLT
 from dpmf.strategies.streaming import how_to_stream
+from dpmf.strategies.unamplified import BLT
 from dpmf.training import NoiseStream
 from dpmf.training._sources import make_source
 
