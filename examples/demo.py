@@ -6,7 +6,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
