@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.least import Least, Part
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
@@ -38,6 +38,8 @@ class _Tuning:
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
+      tail: the mass of losses that may count as infinite: where no target is known, and as a part of the target δ.
+      least_tail: it is not made smaller than this.
     """
 
     spacing: float = 2e-4
@@ -45,6 +47,8 @@ class _Tuning:
     rough: float = 0.03
     roughness: float = 1.2
     kept: int = 8
+    tail: tuple[float, float] = (1e-12, 1e-5)
+    least_tail: float = 1e-14
 
 
 _TUNING = _Tuning()
@@ -88,16 +92,19 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, bool], dict[Direction, Any]] = OrderedDict()
+        self._known: OrderedDict[tuple[float, float, bool], dict[Direction, Any]] = OrderedDict()
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
-        """The composed loss distribution by direction."""
+    def _compose(self, noise_multiplier: float, tail: float, rough: bool) -> dict[Direction, Any]:
+        """The composed loss distribution by direction, where a mass of about `tail` may count as infinite loss."""
         raise NotImplementedError
 
-    def _losses(self, noise_multiplier: float, rough: bool = False) -> dict[Direction, Any]:
-        key = noise_multiplier, rough
+    def _losses(
+        self, noise_multiplier: float, target_delta: float | None = None, *, rough: bool = False
+    ) -> dict[Direction, Any]:
+        tail = _TUNING.tail[0] if target_delta is None else max(_TUNING.tail[1] * target_delta, _TUNING.least_tail)
+        key = noise_multiplier, tail, rough
         if key not in self._known:
-            self._known[key] = self._compose(noise_multiplier, rough)
+            self._known[key] = self._compose(noise_multiplier, tail, rough)
             if len(self._known) > _TUNING.kept:
                 self._known.popitem(last=False)
         return self._known[key]
@@ -105,14 +112,16 @@ class _FromDistribution(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        return Evaluation(_delta(self._losses(noise_multiplier)[direction], epsilon), self._details())
+        losses = self._losses(noise_multiplier, target_delta)
+        return Evaluation(_delta(losses[direction], epsilon), self._details())
 
     def rough_delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(_delta(self._losses(noise_multiplier, rough=True)[direction], epsilon))
+        losses = self._losses(noise_multiplier, target_delta, rough=True)
+        return Evaluation(_delta(losses[direction], epsilon))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         losses = self._losses(noise_multiplier)[direction]
@@ -144,16 +153,17 @@ class _Throws(_FromDistribution):
         self._throws = mechanism.batching.throws
 
     @cached_property
-    def _one_throw(self) -> Least:
-        return Least.of(self._accountant.prepare(self.mechanism.throw))
+    def _one_throw(self) -> Pairs:
+        return Pairs(Least.of(self._accountant.prepare(self.mechanism.throw)))
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
+    def _compose(self, noise_multiplier: float, tail: float, rough: bool) -> dict[Direction, Any]:
         throw = self.mechanism.throw
         shared = self._throws * math.sqrt(self.mechanism.product_between_throws) / noise_multiplier * (1 + 8 * UNIT)
         variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
         interval = _lattice(variance, self._throws)
         share = _TUNING.rough if rough else _TUNING.fine
-        pair = pair_of(self._one_throw, noise_multiplier, interval, share, rough=rough)
+        each = tail / self._throws
+        pair = self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=each)
         found: dict[Direction, Any] = {}
         sides: tuple[tuple[Direction, int, Array, float], ...] = (
             ("remove", 1, pair.upper, pair.upper_only),
@@ -185,7 +195,7 @@ class _PoissonSamples(_FromDistribution):
 
     cheap = True
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
+    def _compose(self, noise_multiplier: float, tail: float, rough: bool) -> dict[Direction, Any]:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
         norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
