@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dpmf import budget
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least
@@ -115,13 +113,15 @@ class Pairs:
         if known is not None and abs(math.log(known[0] / noise_multiplier)) < _TUNING.same_choice:
             return known[1]
         probes = [share * largest for share in _TUNING.probes]
-        table = np.array([_roughly(bound, noise_multiplier, probes, direction) for bound in bounds])
-        seen = np.maximum(table, _TUNING.seen * tail)
-        excess = np.log(seen / seen.min(axis=0))
-        overall = int(np.argmin(excess.sum(axis=1)))
+        table = [_roughly(bound, noise_multiplier, probes, direction) for bound in bounds]
+        least = [max(min(column), _TUNING.seen * tail) for column in zip(*table, strict=True)]
+        # How far each bound is above the least one, by probe, where that can be told apart.
+        excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in table]
+        overall = min(range(len(bounds)), key=lambda k: sum(excess[k]))
         chosen = [bounds[overall]]
-        if excess[overall].max() > math.log(_TUNING.nearly):
-            chosen = [bounds[k] for k in sorted({overall, *np.argmin(seen, axis=0).tolist()})]
+        if max(excess[overall]) > math.log(_TUNING.nearly):
+            places = {min(range(len(bounds)), key=lambda k: excess[k][probe]) for probe in range(len(probes))}
+            chosen = [bounds[k] for k in sorted(places | {overall})]
         self._chosen[direction] = noise_multiplier, chosen
         return chosen
 
