@@ -28,10 +28,10 @@ from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.strategies.inversion import covering_inverse
+from dpmf.strategies.streaming import Plan, make_plan
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
-from dpmf.training.noise import Plan, make_plan
 from dpmf.training.sampler import BallsInBinsSampler, IndexArray
 
 

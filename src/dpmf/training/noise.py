@@ -1,11 +1,4 @@
-"""The noise C⁻¹Z, one row per iteration, in bounded memory.
-
-| method | used for | copies of the model kept | cost per step and parameter |
-|---|---|---|---|
-| back-substitution | C of bandwidth p | p − 1 past rows | p multiply-adds |
-| convolution | Toeplitz C⁻¹ of bandwidth p | p − 1 past normals | p multiply-adds |
-| buffers | a BLT with d buffers | d | 2d multiply-adds |
-| regeneration | any other C | none | row t draws t + 1 normals again |
+"""The noise C⁻¹Z, one row per iteration, in bounded memory. `dpmf.strategies.streaming` says how.
 
 Rows have unit scale: multiply them by noise multiplier × clipping norm before adding them to the sum of clipped
 gradients. C is the strategy as given, for which the noise multiplier was calibrated.
@@ -16,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,90 +17,15 @@ import numpy as np
 from dpmf import validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import Array
-from dpmf.strategies.base import NormalizedToeplitz, Strategy, ToeplitzStrategy, block_rows
-from dpmf.strategies.buffered import BufferedStrategy
-from dpmf.strategies.inversion import covering_coef, covering_inverse
+from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
+from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
 from dpmf.training._sources import SOURCES, make_source
 
 FORMAT = 1
-MAX_COPIES = 64
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the rows of C⁻¹Z are computed.
-
-    Attributes:
-      method: one of "back-substitution", "convolution", "buffers" and "regeneration".
-      copies: the number of arrays of the size of the model that are kept between steps.
-      weights: for back-substitution, C[t, t−j] at [t, j], with a single row if C is Toeplitz; for convolution, the same
-        of C⁻¹; for buffers, their decay and their weight; for regeneration, C⁻¹.
-      scale: the factor by which every row is multiplied.
-    """
-
-    method: str
-    copies: int
-    weights: Array
-    scale: float = 1.0
-
-    def row(self, t: int) -> Array:
-        return np.asarray(self.weights[0 if len(self.weights) == 1 else t])
-
-
-def make_plan(strategy: Strategy, iterations: int, max_copies: int = MAX_COPIES) -> Plan:
-    """Choose the method that keeps the fewest copies of the model.
-
-    Args:
-      strategy: the matrix C.
-      iterations: N.
-      max_copies: if every other method keeps more copies than this, regeneration is chosen.
-
-    Returns:
-      The plan.
-    """
-    if isinstance(strategy, NormalizedToeplitz):
-        # The strategy before normalisation may have a better method than its multiple, such as buffers.
-        plan = make_plan(strategy.base, iterations, max_copies)
-        ratio = strategy.noising_coef(iterations)[0] / strategy.base.noising_coef(iterations)[0]
-        return replace(plan, scale=plan.scale * float(ratio))
-    candidates: list[Plan] = []
-    if isinstance(strategy, BufferedStrategy):
-        decay, scale = strategy.buffers(iterations)
-        candidates.append(Plan("buffers", len(decay), np.stack((decay, scale))))
-    p = strategy.bandwidth(iterations)
-    if isinstance(strategy, ToeplitzStrategy):
-        candidates.append(Plan("back-substitution", p - 1, strategy.strategy_coef(iterations)[None, :p]))
-        noising = np.trim_zeros(strategy.noising_coef(iterations), "b")
-        candidates.append(Plan("convolution", len(noising) - 1, noising[None, :]))
-    elif p - 1 <= max_copies:
-        bands = _bands(strategy, iterations, p)
-        if np.any(bands[:, 0] == 0):
-            raise ArgumentError(
-                "strategy", f"must have an inverse to train with, {strategy.name} has a zero on its diagonal"
-            )
-        candidates.append(Plan("back-substitution", p - 1, bands))
-    fitting = [plan for plan in candidates if plan.copies <= max_copies]
-    if fitting:
-        plan = min(fitting, key=lambda plan: plan.copies)
-        if plan.method == "convolution" and isinstance(strategy, ToeplitzStrategy):
-            return replace(plan, weights=covering_coef(strategy, iterations)[None, :])
-        return plan
-    return Plan("regeneration", 0, covering_inverse(strategy, iterations))
-
-
-def _bands(strategy: Strategy, iterations: int, p: int) -> Array:
-    """C[t, t−j] at [t, j]; zero where t < j."""
-    bands = np.zeros((iterations, p))
-    for start, block in strategy.rows(iterations, block_rows(iterations)):
-        for j in range(p):
-            t = np.arange(max(start, j), start + len(block))
-            bands[t, j] = block[t - start, t - j]
-    return bands
 
 
 def strategy_digest(strategy: Strategy, iterations: int) -> str:
