@@ -8,7 +8,6 @@ strategy. Results are cached on disk (see `cache`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +66,9 @@ class _Amplified(ToeplitzStrategy):
     @property
     def name(self) -> str:
         size = f"{'d' if self.family == 'blt' else 'p'}={self.size}"
-        return f"optimised {_NAMES.get(self.family, self.family)}" + ("" if self.size == self.batching.iterations else f"({size})")
+        return f"optimised {_NAMES.get(self.family, self.family)}" + (
+            "" if self.size == self.batching.iterations else f"({size})"
+        )
 
     def check_iterations(self, iterations: int) -> None:
         if iterations > self.batching.iterations:
@@ -97,11 +98,7 @@ class _Amplified(ToeplitzStrategy):
         throw = _throw(self.batching)
         target = self.epsilon, self.delta
         start = None
-        make: Callable[[int, int], _families.Family] = {
-            "toeplitz": _families.Banded, "banded": _families.Banded, "power": _families.Power,
-            "geometric": lambda n, p: _families.Buffered(n, 1, p), "inverse": _families.BandedInverse, "blt": _families.Buffered,
-        }[self.family]  # fmt: skip
-        family = make(n, self.size)
+        family = _family(self.family, n, self.size)
         if isinstance(family, _families.Banded) and self.size > 2:
             # Two parameters lead close to the best coefficients from anywhere.
             power = _families.Power(n, self.size)
@@ -161,7 +158,8 @@ def optimised(
       bandwidth: the bandwidth of C, or of C⁻¹ for family "inverse".
       buffers: the number of buffers of a BLT.
       family: "toeplitz" (any coefficients), "banded", "power" (the series (1 − λx)^(−a), cut off after `bandwidth`
-        coefficients), "geometric" (1, s, sr, sr², ..., cut off likewise), "inverse" (banded C⁻¹) or "blt"; by default what `bandwidth` or `buffers` suggest.
+        coefficients), "geometric" (1, s, sr, sr², ..., cut off likewise), "inverse" (banded C⁻¹) or "blt"; by default
+        what `bandwidth` or `buffers` suggest.
 
     All coefficients of C are non-negative. The search estimates σ by sampling; `dpmf.calibrate` finds one that is
     guaranteed.
@@ -182,6 +180,16 @@ def optimised(
     if family == "inverse":
         return AmplifiedInverse(*fields)
     return AmplifiedBuffers(*fields) if family == "blt" else AmplifiedToeplitz(*fields)
+
+
+def _family(name: str, iterations: int, size: int) -> _families.Family:
+    if name == "blt":
+        return _families.Buffered(iterations, size)
+    if name == "geometric":
+        return _families.Buffered(iterations, 1, size)
+    if name == "inverse":
+        return _families.BandedInverse(iterations, size)
+    return _families.Power(iterations, size) if name == "power" else _families.Banded(iterations, size)
 
 
 def _target(target: Any) -> tuple[float, float]:
