@@ -87,11 +87,14 @@ class _CorrelatedNoise:
             wide = torch.promote_types(p.summed_grad.dtype, getattr(torch, self.noise.dtype))
             flat.append(p.summed_grad.to(wide).contiguous().view(-1))
 
-        def take(array: int, start: int, piece: Any) -> None:
-            gradient = flat[array]
-            gradient[start : start + len(piece)].add_(piece.to(gradient.device), alpha=scale)
+        # With several ranks, each adds the noise of its own share of the elements; the sum over ranks has all of it.
+        first = [shard.offset[0] if self._world > 1 else 0 for shard in self.noise.shards]
 
-        self.noise.feed(take)  # with several ranks, each adds the noise of its own share of the elements
+        def take(array: int, start: int, piece: Any) -> None:
+            gradient, at = flat[array], first[array] + start
+            gradient[at : at + len(piece)].add_(piece.to(gradient.device), alpha=scale)
+
+        self.noise.feed(take)
         for p, gradient in zip(self.params, flat, strict=True):
             p.grad = gradient.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
