@@ -21,7 +21,7 @@ from dpmf.kernels import noise as kernels
 from dpmf.training._shards import Indices
 
 KEY_BYTES = 32
-NOISE, ALLOCATION, PROBE = 1, 2, 3
+NOISE, ALLOCATION, PROBE, GROUPS = 1, 2, 3, 4
 FloatArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -68,7 +68,7 @@ class Source(ABC):
         kernels.normals(self._words, self.rounds, *runs, out)
 
     @abstractmethod
-    def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Independent integers, uniform in 0..below−1."""
 
     def probe(self) -> str:
@@ -91,9 +91,9 @@ class Fast(Source):
     secure = False
     rounds = 8
 
-    def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
         # Words of fixed width, so that no two places are written the same way.
-        place = [word for number in (purpose, 0, 0, 0) for word in (number & 0xFFFFFFFF, number >> 32)]
+        place = [word for number in (purpose, step, 0, 0) for word in (number & 0xFFFFFFFF, number >> 32)]
         seed = np.random.SeedSequence(int.from_bytes(self.key, "little"), spawn_key=place)
         return np.random.Generator(np.random.SFC64(seed)).integers(0, below, size, dtype=np.int64)
 
@@ -108,13 +108,13 @@ class Secure(Source):
     secure = True
     rounds = 20
 
-    def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
         # Words at or above the largest multiple of `below` would favour small integers, so they are rejected.
         limit = 2**64 - 2**64 % below
         found: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         have = attempt = 0
         while have < size:
-            label = b"dpmf noise" + self.key + struct.pack("<5Q", purpose, attempt, 0, 0, 0)
+            label = b"dpmf noise" + self.key + struct.pack("<5Q", purpose, attempt, step, 0, 0)
             words = np.frombuffer(hashlib.shake_256(label).digest(8 * (size - have)), dtype="<u8")
             if limit < 2**64:
                 words = words[words < np.uint64(limit)]

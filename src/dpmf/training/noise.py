@@ -1,5 +1,8 @@
 """The noise C⁻¹Z, one row per iteration, in bounded memory. `dpmf.strategies.streaming` says how.
 
+The iterations between two throws, which use no record, have rows like all others. Their rows are added to that of the
+next step, so that there is one array of noise for every batch (`_schedule`).
+
 Rows have unit scale: multiply them by noise multiplier × clipping norm before adding them to the sum of clipped
 gradients. C is the strategy as given, for which the noise multiplier was calibrated.
 """
@@ -20,11 +23,12 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
+from dpmf.training._schedule import Schedule, description
 from dpmf.training._shards import Shard
 from dpmf.training._sources import SOURCES, make_source
 
-# The noise of a key. Format 1 drew its normals from numpy's SFC64 in pieces, format 2 from ChaCha by element.
-FORMAT = 2
+# What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64, format 3 from ChaCha.
+FORMAT = 3
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
@@ -42,10 +46,13 @@ def strategy_digest(strategy: Strategy, iterations: int) -> str:
 
 
 class NoiseStream:
-    """The rows of C⁻¹Z for arrays of given shapes, one iteration at a time, never more than N.
+    """The rows of C⁻¹Z for arrays of given shapes, one step at a time, never more than there are.
+
+    A step has one row, except for the first one after a gap between throws, which has the sum of its own row and of
+    those of the gap.
 
     Args:
-      mechanism: its strategy is C, and it says how many iterations there are.
+      mechanism: its strategy is C, and its batching says how many iterations there are and which of them are a gap.
       shapes: the shapes of the arrays that need noise, e.g. those of the parameters.
       shards: for every array the part of it that this process draws and keeps, if not all of it
         (`dpmf.training.sharding`). All processes need the same `seed`.
@@ -57,9 +64,9 @@ class NoiseStream:
       max_copies: strategies that would keep more copies of the model are streamed by regeneration.
 
     **Formal guarantees.** In exact arithmetic the rows are those of C⁻¹Z, where Z has independent standard normal
-    entries and C is the strategy as given. In floating point each row has a relative error of order p·2⁻²⁴ (float32)
-    or p·2⁻⁵³ (float64). A restored stream gives the same bits as one that was never interrupted, and the shards of an
-    array have the bits of the whole array.
+    entries and C is the strategy as given; every row, also of a gap, is part of the noise of exactly one step. In
+    floating point each row has a relative error of order p·2⁻²⁴ (float32) or p·2⁻⁵³ (float64). A restored stream gives
+    the same bits as one that was never interrupted, and the shards of an array have the bits of the whole array.
     """
 
     def __init__(
@@ -79,6 +86,8 @@ class NoiseStream:
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         self.mechanism = mechanism
         self.iterations = mechanism.batching.iterations
+        self._schedule = Schedule.of(mechanism.batching)
+        self.steps = self._schedule.steps
         self.shapes = [tuple(validation.integer("shapes", n, at_least=0) for n in shape) for shape in shapes]
         self.shards = [Shard.all_of(shape) for shape in self.shapes] if shards is None else list(shards)
         if len(self.shards) != len(self.shapes) or any(
@@ -105,7 +114,7 @@ class NoiseStream:
 
     @property
     def step(self) -> int:
-        """The iteration whose row comes next, which is also the number of rows made so far."""
+        """The step whose noise comes next, which is also the number of steps made so far."""
         return self._step
 
     @property
@@ -114,7 +123,7 @@ class NoiseStream:
         return sum(shard.size for shard in self.shards) * self.plan.copies * np.dtype(self.dtype).itemsize
 
     def next(self) -> list[Any]:
-        """The next row, as new arrays of the shapes given at the beginning, or of their shards."""
+        """The noise of the next step, as new arrays of the shapes given at the beginning, or of their shards."""
         out = [self._backend.empty(shard.size) for shard in self.shards]
 
         def take(array: int, start: int, piece: Any) -> None:
@@ -124,7 +133,7 @@ class NoiseStream:
         return [row.reshape(shard.shape) for row, shard in zip(out, self.shards, strict=True)]
 
     def feed(self, take: Consumer) -> None:
-        """Compute the next row piece by piece, without an array of the model's size in between.
+        """Compute the noise of the next step piece by piece, without an array of the model's size in between.
 
         Args:
           take: called with each piece as `take(array, first element, piece)`. If there are shards, elements are those
@@ -132,23 +141,32 @@ class NoiseStream:
         """
         if self._broken:
             raise TrainingError("the noise of the last step was interrupted half-way: restore a saved state")
-        if self._step >= self.iterations:
+        if self._step >= self.steps:
             raise TrainingError(
-                f"all {self.iterations} iterations that were accounted for have been made: "
+                f"all {self.steps} steps that were accounted for have been made: "
                 "another step would not be covered by the guarantee"
             )
         self._broken = True
+        first, *more = self._schedule.rows(self._step)
         for array, shard in enumerate(self.shards):
             for start in range(0, shard.size, self._backend.chunk):
-                piece = self._piece(array, start, min(self._backend.chunk, shard.size - start))
+                count = min(self._backend.chunk, shard.size - start)
+                piece = self._piece(first, array, start, count)
+                if more:
+                    total = self._backend.kept(1, count)[0]
+                    self._backend.add(total, piece, 1.0)
+                    for t in more:
+                        self._backend.add(total, self._piece(t, array, start, count), 1.0)
+                    piece = total
                 if self.plan.scale != 1.0:
                     piece *= np.float32(self.plan.scale) if self.dtype == "float32" else self.plan.scale
                 take(array, start, self._backend.handed_over(piece))
         self._step += 1
         self._broken = False
 
-    def _piece(self, array: int, start: int, count: int) -> Any:
-        t, backend, plan = self._step, self._backend, self.plan
+    def _piece(self, t: int, array: int, start: int, count: int) -> Any:
+        """Elements start ... of this process's part of row t of C⁻¹Z, unscaled. The next call overwrites them."""
+        backend, plan = self._backend, self.plan
         shard = self.shards[array]
         runs, whole = shard.runs(start, count), math.prod(shard.whole)
         if plan.method == "regeneration":
@@ -174,7 +192,7 @@ class NoiseStream:
         """What a state must have in common with this stream."""
         return {
             "strategy": strategy_digest(self.mechanism.strategy, self.iterations),
-            "iterations": self.iterations,
+            "batching": description(self.mechanism.batching),
             "method": self.plan.method,
             "shapes": [list(shape) for shape in self.shapes],
             "dtype": self.dtype,
@@ -265,7 +283,7 @@ class NoiseStream:
                 raise ArgumentError("state", f"must be of this mechanism and model, but its {what} is another")
         if source not in SOURCES:
             raise ArgumentError("state", f"must have a source among {', '.join(SOURCES)}, got {source!r}")
-        at = validation.integer("step", step, at_least=0, at_most=self.iterations)
+        at = validation.integer("step", step, at_least=0, at_most=self.steps)
         restored = SOURCES[source](key)
         if restored.probe() != probe or self._backend.generator(restored) != generator:
             raise ArgumentError(
