@@ -1,5 +1,8 @@
 """The noise C⁻¹Z, one row per iteration, in bounded memory. `dpmf.strategies.streaming` says how.
 
+The iterations between two throws, which use no record, have rows like all others. Their rows are added to that of the
+next step, so that there is one array of noise for every batch (`_schedule`).
+
 Rows have unit scale: multiply them by noise multiplier × clipping norm before adding them to the sum of clipped
 gradients. C is the strategy as given, for which the noise multiplier was calibrated.
 """
@@ -20,9 +23,10 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
+from dpmf.training._schedule import Schedule, description
 from dpmf.training._sources import SOURCES, make_source
 
-FORMAT = 1
+FORMAT = 2
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
@@ -40,10 +44,13 @@ def strategy_digest(strategy: Strategy, iterations: int) -> str:
 
 
 class NoiseStream:
-    """The rows of C⁻¹Z for arrays of given shapes, one iteration at a time, never more than N.
+    """The rows of C⁻¹Z for arrays of given shapes, one step at a time, never more than there are.
+
+    A step has one row, except for the first one after a gap between throws, which has the sum of its own row and of
+    those of the gap.
 
     Args:
-      mechanism: its strategy is C, and it says how many iterations there are.
+      mechanism: its strategy is C, and its batching says how many iterations there are and which of them are a gap.
       shapes: the shapes of the arrays that need noise, e.g. those of the parameters.
       seed: an integer that makes an experiment repeatable; by default a secret from the operating system.
       source: "fast", or "secure" for a cryptographically secure generator (CPU only, several times slower).
@@ -53,8 +60,9 @@ class NoiseStream:
       max_copies: strategies that would keep more copies of the model are streamed by regeneration.
 
     **Formal guarantees.** In exact arithmetic the rows are those of C⁻¹Z, where Z has independent standard normal
-    entries and C is the strategy as given. In floating point each row has a relative error of order p·2⁻²⁴ (float32)
-    or p·2⁻⁵³ (float64). A restored stream gives the same bits as one that was never interrupted.
+    entries and C is the strategy as given; every row, also of a gap, is part of the noise of exactly one step. In
+    floating point each row has a relative error of order p·2⁻²⁴ (float32) or p·2⁻⁵³ (float64). A restored stream gives
+    the same bits as one that was never interrupted.
     """
 
     def __init__(
@@ -73,6 +81,8 @@ class NoiseStream:
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         self.mechanism = mechanism
         self.iterations = mechanism.batching.iterations
+        self._schedule = Schedule.of(mechanism.batching)
+        self.steps = self._schedule.steps
         self.shapes = [tuple(validation.integer("shapes", n, at_least=0) for n in shape) for shape in shapes]
         self.dtype = validation.choice("dtype", dtype, ("float32", "float64"))
         limit = validation.integer("max_copies", max_copies, at_least=0)
@@ -93,7 +103,7 @@ class NoiseStream:
 
     @property
     def step(self) -> int:
-        """The iteration whose row comes next, which is also the number of rows made so far."""
+        """The step whose noise comes next, which is also the number of steps made so far."""
         return self._step
 
     @property
@@ -102,7 +112,7 @@ class NoiseStream:
         return sum(math.prod(shape) for shape in self.shapes) * self.plan.copies * np.dtype(self.dtype).itemsize
 
     def next(self) -> list[Any]:
-        """The next row, as new arrays of the shapes given at the beginning."""
+        """The noise of the next step, as new arrays of the shapes given at the beginning."""
         out = [self._backend.empty(math.prod(shape)) for shape in self.shapes]
 
         def take(array: int, start: int, piece: Any) -> None:
@@ -112,7 +122,7 @@ class NoiseStream:
         return [row.reshape(shape) for row, shape in zip(out, self.shapes, strict=True)]
 
     def feed(self, take: Consumer) -> None:
-        """Compute the next row piece by piece, without an array of the model's size in between.
+        """Compute the noise of the next step piece by piece, without an array of the model's size in between.
 
         Args:
           take: called with each piece as `take(array, first element, piece)`.
@@ -121,12 +131,19 @@ class NoiseStream:
             raise TrainingError("the noise of the last step was interrupted half-way: restore a saved state")
         self._check_not_finished()
         self._broken = True
+        rows = self._schedule.rows(self._step)
         for array, shape in enumerate(self.shapes):
             size = math.prod(shape)
             width = self._backend.chunk
             for chunk, start in enumerate(range(0, size, width)):
                 stop = min(start + width, size)
-                piece = self._piece(array, chunk, start, stop)
+                piece = self._piece(rows[0], array, chunk, start, stop)
+                if len(rows) > 1:
+                    total = self._backend.scratch("rows", stop - start)
+                    self._backend.assign(total, piece, 1.0)
+                    for t in rows[1:]:
+                        self._backend.add(total, self._piece(t, array, chunk, start, stop), 1.0)
+                    piece = total
                 if self.plan.scale != 1.0:
                     piece = self._backend.scaled(piece, self.plan.scale)
                 take(array, start, piece)
@@ -134,19 +151,19 @@ class NoiseStream:
         self._broken = False
 
     def skip(self) -> None:
-        """Count a step without computing its row, for the ranks that add no noise in distributed training."""
+        """Count a step without computing its noise, for the ranks that add no noise in distributed training."""
         self._check_not_finished()
         self._step += 1
 
     def _check_not_finished(self) -> None:
-        if self._step >= self.iterations:
+        if self._step >= self.steps:
             raise TrainingError(
-                f"all {self.iterations} iterations that were accounted for have been made: "
+                f"all {self.steps} steps that were accounted for have been made: "
                 "another step would not be covered by the guarantee"
             )
 
-    def _piece(self, array: int, chunk: int, start: int, stop: int) -> Any:
-        t, backend, plan = self._step, self._backend, self.plan
+    def _piece(self, t: int, array: int, chunk: int, start: int, stop: int) -> Any:
+        backend, plan = self._backend, self.plan
         past = [kept[start:stop] for kept in self._past[array]]
         m = len(past)
         if plan.method == "regeneration":
@@ -202,7 +219,7 @@ class NoiseStream:
         return {
             "format": FORMAT,
             "strategy": strategy_digest(self.mechanism.strategy, self.iterations),
-            "iterations": self.iterations,
+            "batching": description(self.mechanism.batching),
             "method": self.plan.method,
             "shapes": [list(shape) for shape in self.shapes],
             "dtype": self.dtype,
@@ -243,7 +260,7 @@ class NoiseStream:
                 raise ArgumentError("state", f"must be of this mechanism and model, but its {what} is another")
         if source not in SOURCES:
             raise ArgumentError("state", f"must have a source among {', '.join(SOURCES)}, got {source!r}")
-        at = validation.integer("step", step, at_least=0, at_most=self.iterations)
+        at = validation.integer("step", step, at_least=0, at_most=self.steps)
         restored = SOURCES[source](key)
         if restored.probe() != probe or self._backend.generator(restored) != generator:
             raise ArgumentError(

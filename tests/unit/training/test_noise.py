@@ -14,8 +14,8 @@ from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
-from dpmf.strategies.optimised import BLT
 from dpmf.strategies.streaming import how_to_stream
+from dpmf.strategies.unamplified import BLT
 from dpmf.training import NoiseStream
 from dpmf.training._sources import make_source
 
@@ -188,13 +188,13 @@ def test_no_step_past_the_last_iteration() -> None:
     noise = stream(strategies.bsr(2))
     rows_of(noise)
     for _ in range(2):
-        with pytest.raises(TrainingError, match="all 24 iterations"):
+        with pytest.raises(TrainingError, match="all 24 steps"):
             noise.next()
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         noise.skip()
     restored = stream(strategies.bsr(2))
     restored.load_state_dict(noise.state_dict())
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         restored.next()
 
 
@@ -226,7 +226,7 @@ GOOD = stream(strategies.bsr(3)).state_dict()
     ("change", "message"),
     [
         ({"strategy": "0" * 64}, "its matrix C is another"),
-        ({"iterations": 25}, "its iterations is another"),
+        ({"batching": {}}, "its batching is another"),
         ({"shapes": [[1]]}, "its shapes is another"),
         ({"dtype": "float32"}, "its dtype is another"),
         ({"format": 0}, "its format is another"),
