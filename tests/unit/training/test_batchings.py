@@ -13,6 +13,7 @@ import dpmf
 from dpmf.batching import BallsInBins, Batching, OneThrow, Poisson, cyclic_poisson, reshuffled
 from dpmf.errors import TrainingError
 from dpmf.strategies.base import Strategy
+from dpmf.strategies.unamplified import BLT
 from dpmf.training import BatchSampler, NoiseStream, jax
 from dpmf.training._schedule import Schedule
 from tests import private_runs
@@ -120,7 +121,7 @@ def test_what_cannot_be_sampled_is_refused() -> None:
         BatchSampler(20, OneThrow(5, 10))  # type: ignore[arg-type]
 
 
-class FixedBLT(dpmf.strategies.optimised.BLT):
+class FixedBLT(BLT):
     def buffers(self, iterations: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array([0.9, 0.4]), np.array([0.2, 0.3])
 
@@ -166,7 +167,7 @@ def test_the_noise_of_gaps_is_in_the_next_step(
     if backend == "torch":
         pytest.importorskip("torch")
     else:
-        monkeypatch.setattr("dpmf.training._backends.NumpyBackend.chunk", 16)
+        monkeypatch.setattr("dpmf.training._backends.CHUNK", 16)
     mechanism = dpmf.Mechanism(strategy, batching)
     n, adding = mechanism.batching.iterations, merged(mechanism)
     white = noise_of(dpmf.Mechanism(dpmf.strategies.dpsgd(), BallsInBins(1, n)), backend=backend)
