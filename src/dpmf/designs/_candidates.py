@@ -59,7 +59,7 @@ def candidates(
     """Return all mechanisms to consider, the most promising first."""
     k, b = epochs, batches_per_epoch
     names = BATCHINGS if batchings is None else [validation.choice("batching", n, BATCHINGS) for n in batchings]
-    widths = [validation.integer("bandwidth", p, at_least=1, at_most=k * b) for p in bandwidths or _BANDWIDTHS]
+    widths = [validation.integer("bandwidth", p, at_least=1) for p in bandwidths or _BANDWIDTHS]
     if copies is not None:
         validation.integer("copies", copies, at_least=0)
     widths = sorted({min(p, k * b) for p in widths if copies is None or p <= copies + 1})

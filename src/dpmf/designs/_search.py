@@ -170,13 +170,17 @@ def _certified(task: _Task) -> Option | str:
     seconds = max(1.0, task.share * (task.ends - time.time()))
     try:
         mechanism = Mechanism(task.candidate.strategy(task.workload, task.target), task.candidate.batching)
-        sigma, lower = _calibrated(mechanism, task.target, seconds)
+        estimate = getattr(mechanism.strategy, "estimate", lambda: None)()
+        near = None if estimate is None or not math.isfinite(estimate.noise_multiplier) else estimate.noise_multiplier
+        sigma, lower = _calibrated(mechanism, task.target, seconds, near)
     except (ValueError, RuntimeError, np.linalg.LinAlgError) as reason:
         return f"{task.candidate.family}, {task.candidate.batching.name}: {reason}"
     return _option(mechanism, task.workload, sigma, lower, certified=True)
 
 
-def _calibrated(mechanism: Mechanism, target: tuple[float, float], seconds: float) -> tuple[float, float | None]:
+def _calibrated(
+    mechanism: Mechanism, target: tuple[float, float], seconds: float, near: float | None
+) -> tuple[float, float | None]:
     """A guaranteed noise multiplier and a lower bound, from the cache directory if they are there."""
     epsilon, delta = target
     strategy, batching = mechanism.strategy, mechanism.batching
@@ -190,7 +194,7 @@ def _calibrated(mechanism: Mechanism, target: tuple[float, float], seconds: floa
     def compute() -> cache.Values:
         found = api.calibrate(
             mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=_TOLERANCE,
-            time_budget=seconds if math.isfinite(seconds) else None,
+            time_budget=seconds if math.isfinite(seconds) else None, near=near,
         )  # fmt: skip
         if any(details.get("budget_exhausted") for details in found.details.values()):
             raise _Unfinished(found.noise_multiplier)
