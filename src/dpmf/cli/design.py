@@ -1,4 +1,4 @@
-"""The command that chooses a mechanism, and the options of workloads.
+"""The command that chooses a mechanism.
 
 (This module has no ``from __future__ import annotations``, because typer reads the annotations as objects.)
 """
@@ -21,45 +21,15 @@ from dpmf.cli.options import (
     takes,
     working,
 )
+from dpmf.cli.workload import workload_from
 
 if TYPE_CHECKING:
     from dpmf.workloads import Workload
 
-WorkloadName = Annotated[
-    str, typer.Option(help="How noise adds up in the model: prefix, damped, momentum, schedule or matrix.")
-]
-Memory = Annotated[float | None, typer.Option(help="Iterations that the model remembers (damped, schedule).")]
-Beta = Annotated[float | None, typer.Option("--momentum", help="Momentum (momentum, schedule).")]
-WeightDecay = Annotated[float | None, typer.Option(help="Learning rate × weight decay (momentum).")]
-Schedule = Annotated[
-    str | None,
-    typer.Option(help="constant, cosine, linear, or a file of learning rates (schedule)."),
-]
-WarmUp = Annotated[float | None, typer.Option(help="Part of the run over which the learning rate rises (schedule).")]
-WorkloadFile = Annotated[Path | None, typer.Option(help="File with the lower-triangular matrix (.npy, .csv; matrix).")]
-
-
-def workload_from(
-    workload: WorkloadName = "prefix",
-    memory: Memory = None,
-    momentum: Beta = None,
-    weight_decay: WeightDecay = None,
-    schedule: Schedule = None,
-    warm_up: WarmUp = None,
-    workload_file: WorkloadFile = None,
-) -> "Workload":
-    """Build the workload that the options describe."""
-    from dpmf import workloads
-
-    return workloads.build(
-        workload, memory=memory, beta=momentum, weight_decay=weight_decay, schedule=schedule, warm_up=warm_up,
-        file=workload_file,
-    )  # fmt: skip
-
 
 @takes(workload_from)
 def design(
-    workload: "Workload",
+    workload: "Workload | None",
     *,
     epochs: Epochs,
     epsilon: Epsilon,

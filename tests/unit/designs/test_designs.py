@@ -144,8 +144,45 @@ def test_refusals_on_the_command_line() -> None:
         (["--workload", "damped"], "dpmf: --memory must be given for workload damped\n"),
         (["--bandwidth", "2,x"], "dpmf: --bandwidth must be integers separated by commas, got 'x'\n"),
         (["--batching", "none"], "dpmf: --batching must be one of fixed"),
-        (["--momentum", "0.9"], "dpmf: --momentum does not apply to workload prefix\n"),
+        (["--momentum", "0.9"], "dpmf: --workload must be given with --momentum\n"),
     ):
         done = run("design", *FAST, *options)
         assert done.returncode == 2
         assert done.stderr.startswith(words)
+
+
+def test_errors_beside_noise_multipliers(tmp_path: Path) -> None:
+    shape = ["--epochs", "2", "--batches-per-epoch", "4", "--delta", "1e-4"]
+    damped = ["--workload", "damped", "--memory", "5"]
+    done = run("calibrate", "--strategy", "bsr", "--bandwidth", "2", *shape, "--epsilon", "4", *damped, "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    mechanism = dpmf.Mechanism(strategies.bsr(2), dpmf.BallsInBins(2, 4))
+    expected = dpmf.error(mechanism, answer["noise_multiplier"], workloads.damped(5))
+    assert answer["error"] == expected._asdict()
+    assert answer["baseline"].startswith("DP-SGD")
+    done = run("calibrate", "--strategy", "bsr", "--bandwidth", "2", *shape, "--epsilon", "4", *damped)
+    assert "relative to DP-SGD" in done.stdout
+    refused = run("calibrate", "--strategy", "dpsgd", *shape, "--epsilon", "4", "--memory", "5")
+    assert refused.stderr == "dpmf: --workload must be given with --memory\n"
+
+    several = ["--strategy", "dpsgd,bsr", "--bandwidth", "2", "--batching", "fixed,poisson", *shape, "--epsilon", "4"]
+    picture = tmp_path / "errors.png"
+    done = run("compare", *several, *damped, "--json", "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert "left out bsr, poisson" in done.stderr
+    cells = {cell["mechanism"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert set(cells) == {"DP-SGD, k=2, b=4", "DP-SGD, k=2, b=4, Poisson", "BSR(p=2), k=2, b=4"}
+    assert cells["BSR(p=2), k=2, b=4"]["relative_error"] == pytest.approx(answer["relative_error"], rel=1e-3)
+    assert min(cell["relative_error"] for cell in cells.values()) > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    done = run("compare", *several, *damped)
+    assert "relative to DP-SGD" in done.stdout
+
+
+def test_verify_shows_the_error() -> None:
+    done = run(
+        "verify", "--strategy", "dpsgd", "--epochs", "2", "--batches-per-epoch", "4", "--epsilon", "4", "--delta",
+        "1e-4", "--samples", "2000", "--workload", "prefix",
+    )  # fmt: skip
+    assert "Error of the noise in the model (prefix sums" in done.stdout
