@@ -15,7 +15,7 @@ from dpmf.training._shards import Indices
 from dpmf.training._sources import NOISE, Source
 
 # Elements that are processed at once on a CPU. They stay in the processor's cache; the noise does not depend on it.
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 # Elements that a GPU draws from one seed. Another number gives other noise and needs a new `noise.FORMAT`.
 GPU_TILE = 1 << 22
 
@@ -55,15 +55,15 @@ class CpuBackend:
     def draw(self, source: Source, step: int, array: int, whole: int, runs: tuple[Indices, Indices]) -> Any:
         if len(self._normals) == 0:
             self._normals = np.empty(self.chunk, self._dtype)
-        out = self._normals[: int(runs[1].sum())]
+        out = self._normals[: runs[1].sum()]
         source.normals(NOISE, step, array, runs, out)
         return out
 
     def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> None:
-        kernels.combine(z, kept, start, step, weights.astype(self._dtype), keep_sum)
+        kernels.combine(z, kept, start, step, weights, keep_sum)
 
     def drain(self, z: Any, kept: Any, start: int, decay: Any, weights: Any) -> None:
-        kernels.drain(z, kept, start, decay.astype(self._dtype), weights.astype(self._dtype))
+        kernels.drain(z, kept, start, decay, weights)
 
     def add(self, out: Any, x: Any, weight: float) -> None:
         out += x * self._dtype.type(weight)
