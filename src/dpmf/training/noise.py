@@ -160,7 +160,7 @@ class NoiseStream:
                         self._backend.add(total, self._piece(t, array, start, count), 1.0)
                     piece = total
                 if self.plan.scale != 1.0:
-                    piece *= np.float32(self.plan.scale) if self.dtype == "float32" else self.plan.scale
+                    piece = self._backend.scaled(piece, self.plan.scale)
                 take(array, start, self._backend.handed_over(piece))
         self._step += 1
         self._broken = False
@@ -182,11 +182,11 @@ class NoiseStream:
             backend.drain(z, kept, start, *plan.weights.astype(self.dtype))
             return z
         if plan.copies or self._weights(t)[0] != 1.0:
-            backend.combine(z, kept, start, t, self._weights(t), plan.method == "back-substitution")
+            return backend.combine(z, kept, start, t, self._weights(t), plan.method == "back-substitution")
         return z
 
     def _weights(self, t: int) -> Any:
-        """The factors of the normals of row t, and of what was kept 1, 2, ... steps before, in the noise's precision."""
+        """The factors of the normals of row t, and of what was kept 1, 2, ... steps before."""
         if self._row_weights is None or self._row_weights[0] != t:
             weights = self.plan.row(t)
             if self.plan.method == "back-substitution":
