@@ -19,7 +19,7 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_distribution
 
 from dpmf import validation
-from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
@@ -123,7 +123,7 @@ def _cached_distribution(
         )
         return sampled.self_compose(throws), 1.0
     with _working(f"loss distribution of {mechanism.name}"):
-        pair = pair_of(Least.of(accountant.prepare(mechanism.throw)), sigma, interval, tolerance)
+        pair = Pairs(Least.of(accountant.prepare(mechanism.throw))).at(sigma, interval, tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
     add = {-int(index): float(mass) for index, mass in zip(pair.losses, pair.lower, strict=True)}
     distribution = privacy_loss_distribution.PrivacyLossDistribution(

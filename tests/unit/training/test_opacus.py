@@ -50,7 +50,7 @@ def test_one_call_trains_with_the_target_met() -> None:
     assert run.get_epsilon(1e-4) == run.privacy_engine.get_epsilon(1e-4) == 4.0
     exact = dpmf.epsilon(MECHANISM, noise_multiplier=run.noise_multiplier, delta=1e-6, accountant="renyi").epsilon
     assert run.get_epsilon(1e-6) == exact > 4.0
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         train(run, 1)
     run.optimizer.zero_grad()
 
