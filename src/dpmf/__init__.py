@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from dpmf import accountants as accountants
     from dpmf import strategies as strategies
     from dpmf import training as training
+    from dpmf import workloads as workloads
     from dpmf.api import calibrate as calibrate
     from dpmf.api import delta as delta
     from dpmf.api import epsilon as epsilon
     from dpmf.api import profile as profile
     from dpmf.batching import BallsInBins as BallsInBins
+    from dpmf.batching import Poisson as Poisson
+    from dpmf.batching import cyclic_poisson as cyclic_poisson
+    from dpmf.batching import reshuffled as reshuffled
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
@@ -30,9 +34,13 @@ if TYPE_CHECKING:
     from dpmf.results import Estimate as Estimate
     from dpmf.results import PrivacyBound as PrivacyBound
     from dpmf.results import PrivacyProfile as PrivacyProfile
+    from dpmf.workloads import error as error
 
 _HOME = {
     "BallsInBins": "dpmf.batching",
+    "Poisson": "dpmf.batching",
+    "cyclic_poisson": "dpmf.batching",
+    "reshuffled": "dpmf.batching",
     "Calibration": "dpmf.results",
     "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",
@@ -45,9 +53,10 @@ _HOME = {
     "calibrate": "dpmf.api",
     "delta": "dpmf.api",
     "epsilon": "dpmf.api",
+    "error": "dpmf.workloads",
     "profile": "dpmf.api",
 }
-_MODULES = ("accountants", "strategies", "training")
+_MODULES = ("accountants", "strategies", "training", "workloads")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 

@@ -1,4 +1,4 @@
-"""A mechanism: a strategy run on balls-in-bins batches."""
+"""A mechanism: a strategy run on batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from functools import cached_property
 import numpy as np
 
 from dpmf import validation
-from dpmf.batching import BallsInBins
+from dpmf.batching import AnyBatching, BallsInBins, OneThrow, Poisson
 from dpmf.errors import ArgumentError
-from dpmf.gram.means import folded_column, gram_matrix, mean_rows
+from dpmf.gram.means import (
+    folded_column,
+    gram_matrix,
+    mean_rows,
+    raised_column,
+)
 from dpmf.gram.sums import GramSums, gram_sums, toeplitz_lags
+from dpmf.gram.throws import first_mean_of_throw, largest_product_between_throws
 from dpmf.numerics import UNIT, Array, sum_of_squares
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
+from dpmf.strategies.explicit import coefficients
 
 
 @dataclass(frozen=True)
@@ -24,20 +31,72 @@ class Mechanism:
 
     Attributes:
       strategy: the matrix C. Optimised strategies are filled in with what they optimise for.
-      batching: how records are assigned to batches.
+      batching: how records are assigned to batches. A gap that was left open is filled in.
     """
 
     strategy: Strategy
-    batching: BallsInBins
+    batching: AnyBatching
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
             raise validation.wrong("strategy", "a dpmf strategy", self.strategy)
-        if not isinstance(self.batching, BallsInBins):
-            raise validation.wrong("batching", "a BallsInBins", self.batching)
+        if not isinstance(self.batching, BallsInBins | Poisson | OneThrow):
+            raise validation.wrong("batching", "a BallsInBins or a Poisson", self.batching)
         strategy = self.strategy.for_batching(self.batching)
         strategy.check_iterations(self.batching.iterations)
         object.__setattr__(self, "strategy", strategy)
+        if not self.batching.fixed:
+            self._check_composed(strategy)
+
+    def _check_composed(self, strategy: Strategy) -> None:
+        """Refuse what the composition of throws does not cover, and fill in the gap between throws."""
+        batching = self.batching
+        if not isinstance(strategy, ToeplitzStrategy):
+            raise ArgumentError("strategy", f"must be a Toeplitz strategy for {batching.name}, got {strategy.name}")
+        width = strategy.bandwidth(batching.iterations)
+        if isinstance(batching, Poisson):
+            if width > batching.period:
+                raise ArgumentError(
+                    "batching",
+                    f"must be balls in bins, or cyclic Poisson of a period of at least {width}, for {strategy.name}: "
+                    "Poisson samples of iterations that share noise are not covered",
+                )
+        elif isinstance(batching, BallsInBins):
+            # A strategy whose memory lasts longer than an epoch has no useful gap.
+            filled = batching.with_gap(width - 1 if width <= batching.batches_per_epoch else 0)
+            strategy.check_iterations(filled.iterations)
+            object.__setattr__(self, "batching", filled)
+
+    @cached_property
+    def throw(self) -> Mechanism:
+        """One of the independent throws that the mechanism is composed of, as a mechanism of its own.
+
+        Its Gram matrix is at least that of every throw, in every entry (docs/theory/batchings.md).
+        """
+        if self.batching.fixed:
+            return self
+        assert isinstance(self.batching, BallsInBins) and isinstance(self.strategy, ToeplitzStrategy)  # noqa: PT018
+        bins = self.batching.batches_per_epoch // self.batching.stride
+        width = self.strategy.bandwidth(self.batching.iterations)
+        mean = first_mean_of_throw(self.strategy, self.batching, width)
+        return Mechanism(coefficients(mean), OneThrow(bins, len(mean) + bins))
+
+    @cached_property
+    def product_between_throws(self) -> float:
+        """An upper bound on the inner products of means of different throws; 0 where throws are independent."""
+        if not isinstance(self.batching, BallsInBins) or not isinstance(self.strategy, ToeplitzStrategy):
+            return 0.0
+        width = self.strategy.bandwidth(self.batching.iterations)
+        return largest_product_between_throws(self.strategy, self.batching, width)
+
+    def thrown_once(self) -> BallsInBins | OneThrow:
+        """The batching, where the Gram matrix describes the whole mechanism."""
+        if isinstance(self.batching, Poisson) or not self.batching.fixed:
+            raise ArgumentError(
+                "mechanism", f"must have fixed bins for this accountant by itself, got {self.name}; use dpmf.delta, "
+                "dpmf.epsilon or dpmf.calibrate, which compose its throws",
+            )  # fmt: skip
+        return self.batching
 
     @property
     def name(self) -> str:
@@ -47,7 +106,7 @@ class Mechanism:
     @cached_property
     def gram(self) -> Array:
         """The Gram matrix of the mixture means (read-only)."""
-        gram = gram_matrix(self.strategy, self.batching)
+        gram = gram_matrix(self.strategy, self.thrown_once())
         self._ordinary(float(gram.max()))
         gram.setflags(write=False)
         return gram
@@ -77,21 +136,31 @@ class Mechanism:
         """The diagonal and the sum of the Gram matrix, which are found without forming it."""
         if "gram" in self.__dict__:
             return GramSums(np.diagonal(self.gram), float(self.gram.sum()))
-        return gram_sums(self.strategy, self.batching)
+        return gram_sums(self.strategy, self.thrown_once())
 
     @cached_property
     def lags(self) -> Array:
         """For each d < b an upper bound on all entries G[i, i+d]; for Toeplitz strategies G is not formed for it."""
         if isinstance(self.strategy, ToeplitzStrategy):
-            return toeplitz_lags(self.strategy, self.batching)
+            return toeplitz_lags(self.strategy, self.thrown_once())
         upper = self.gram_upper()
         return np.array([np.diagonal(upper, d).max() for d in range(len(upper))])
 
     @cached_property
     def sensitivity(self) -> float:
-        """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification."""
+        """The largest norm of a mixture mean, √max G_ii: the sensitivity without amplification.
+
+        Of all throws together, where there are several.
+        """
+        if isinstance(self.batching, Poisson):
+            assert isinstance(self.strategy, ToeplitzStrategy)
+            column = raised_column(self.strategy, self.batching.iterations)
+            return math.sqrt(self._ordinary(self.batching.throws * sum_of_squares(column)))
+        if not self.batching.fixed:
+            throws, between = self.batching.throws, self.product_between_throws
+            return math.sqrt(throws * self.throw.sensitivity**2 + throws * (throws - 1) * between)
         if isinstance(self.strategy, ToeplitzStrategy):  # the first mean has the largest norm
-            return math.sqrt(self._ordinary(sum_of_squares(folded_column(self.strategy, self.batching))))
+            return math.sqrt(self._ordinary(sum_of_squares(folded_column(self.strategy, self.thrown_once()))))
         return math.sqrt(self._ordinary(float(self.gram_sums.diagonal.max())))
 
     def _ordinary(self, largest: float) -> float:
@@ -114,7 +183,7 @@ class Mechanism:
 
     def mean_rows(self) -> Iterator[tuple[int, Array]]:
         """Iterate over the mixture means, one row per iteration, in blocks of rows (see `gram.means.mean_rows`)."""
-        return mean_rows(self.strategy, self.batching)
+        return mean_rows(self.strategy, self.thrown_once())
 
     def __str__(self) -> str:
         return self.name

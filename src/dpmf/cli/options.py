@@ -60,10 +60,27 @@ StrategyName = Annotated[
     ),
 ]
 Epochs = Annotated[int, typer.Option(help="Number of epochs k.")]
-Batches = Annotated[int, typer.Option(help="Batches per epoch b, which is the number of bins.")]
+Batches = Annotated[int | None, typer.Option(help="Batches per epoch b, which is the number of bins.")]
 Iterations = Annotated[
     int | None, typer.Option(help="Number of iterations N, if the last epoch is cut short. [default: k·b]")
 ]
+BatchingName = Annotated[
+    str,
+    typer.Option(
+        help="How records get into batches: fixed bins, reshuffled, cyclic, poisson or cyclic-poisson.",
+        autocompletion=_completed(lambda: ("fixed", "reshuffled", "cyclic", "poisson", "cyclic-poisson")),
+    ),
+]
+RethrowEvery = Annotated[int | None, typer.Option(help="Epochs for which a record keeps its bin. [default: 1]")]
+Stride = Annotated[
+    int | None, typer.Option(help="Distance between the bins of one record, or the period of cyclic-poisson.")
+]
+Gap = Annotated[
+    int | None,
+    typer.Option(help="Iterations without records between two throws. [default: the least that separates them]"),
+]
+DatasetSize = Annotated[int | None, typer.Option(help="Number of records, in place of --batches-per-epoch.")]
+BatchSize = Annotated[int | None, typer.Option(help="Records per batch on average, with --dataset-size.")]
 Bandwidth = Annotated[
     int | None, typer.Option(help="Bandwidth p of C (bsr, bandmf) or of its inverse (bisr, bandinvmf).")
 ]
@@ -112,18 +129,39 @@ NoiseMultiplier = Annotated[float, typer.Option(help="Noise multiplier σ.")]
 def mechanism_from(
     strategy: StrategyName,
     epochs: Epochs,
-    batches_per_epoch: Batches,
+    batches_per_epoch: Batches = None,
     iterations: Iterations = None,
     bandwidth: Bandwidth = None,
     buffers: Buffers = None,
     file: File = None,
     normalized: Normalized = False,
+    batching: BatchingName = "fixed",
+    rethrow_every: RethrowEvery = None,
+    stride: Stride = None,
+    gap: Gap = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
 ) -> "Mechanism":
     """Build the mechanism that the options describe."""
-    from dpmf import BallsInBins, Mechanism, strategies
+    from dpmf import Mechanism, strategies
+    from dpmf.batching import batches_from_size, build
+    from dpmf.errors import ArgumentError
 
+    if batches_per_epoch is None:
+        if dataset_size is None or batch_size is None:
+            raise ArgumentError("batches_per_epoch", "must be given, or dataset_size and batch_size in its place")
+        batches_per_epoch = batches_from_size(dataset_size, batch_size)
+        average = dataset_size / batches_per_epoch
+        print(f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average", file=sys.stderr)
+    elif dataset_size is not None or batch_size is not None:
+        raise ArgumentError("batches_per_epoch", "must be left out where dataset_size and batch_size are given")
     chosen = strategies.build(strategy, bandwidth=bandwidth, buffers=buffers, file=file, normalized=normalized)
-    return Mechanism(chosen, BallsInBins(epochs, batches_per_epoch, iterations))
+    width = chosen.bandwidth(batches_per_epoch) if batching.startswith("cyclic") else 1
+    batches = build(
+        batching, epochs, batches_per_epoch, bandwidth=width, iterations=iterations,
+        rethrow_every=rethrow_every, stride=stride, gap=gap,
+    )  # fmt: skip
+    return Mechanism(chosen, batches)
 
 
 def accountant_from(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpmf import budget
-from dpmf.batching import BallsInBins
+from dpmf.batching import BallsInBins, OneThrow
 from dpmf.numerics import Array
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
@@ -21,21 +21,29 @@ _UNDERFLOW = 1e-290  # more than underflow can hide in a coefficient of C that i
 _PIECE = 2e8  # products between two checks of the time budget
 
 
-def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
+def raised_column(strategy: ToeplitzStrategy, iterations: int) -> Array:
+    """Return upper bounds on the absolute values of the first column of the matrix that training runs."""
+    column = np.abs(strategy.strategy_coef(iterations))
+    if error := strategy.coef_error(iterations):
+        column = column * (1 + error) + _UNDERFLOW
+    return np.asarray(column)
+
+
+def folded_column(strategy: ToeplitzStrategy, batching: BallsInBins | OneThrow) -> Array:
     """Return the first mixture mean m_0; m_i is this sequence moved down by i and cut off at N.
 
     **Formal guarantees.** It is made of |C| raised by `coef_error`, so that it covers the matrix that training runs.
     """
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
+    if k == 1:
+        return raised_column(strategy, n)
     padded = np.zeros(k * b)
-    np.abs(strategy.strategy_coef(n), out=padded[:n])
-    if error := strategy.coef_error(n):
-        padded[:n] = padded[:n] * (1 + error) + _UNDERFLOW
+    padded[:n] = raised_column(strategy, n)
     rows = padded.reshape(k, b)
     return np.cumsum(rows, axis=0, out=rows).reshape(-1)[:n]
 
 
-def mean_rows(strategy: Strategy, batching: BallsInBins) -> Iterator[tuple[int, Array]]:
+def mean_rows(strategy: Strategy, batching: BallsInBins | OneThrow) -> Iterator[tuple[int, Array]]:
     """Iterate over the mixture means, as (first iteration t, block whose row r holds m_0[t+r], ..., m_{b−1}[t+r])."""
     n, b, k = batching.iterations, batching.batches_per_epoch, batching.epochs
     if isinstance(strategy, ToeplitzStrategy):
@@ -52,7 +60,7 @@ def mean_rows(strategy: Strategy, batching: BallsInBins) -> Iterator[tuple[int, 
         yield start, padded.reshape(len(block), k, b).sum(axis=1)
 
 
-def gram_matrix(strategy: Strategy, batching: BallsInBins) -> Array:
+def gram_matrix(strategy: Strategy, batching: BallsInBins | OneThrow) -> Array:
     """Return the b × b matrix G[i, j] = ⟨m_i, m_j⟩.
 
     Toeplitz strategies take O(bN) time and O(b² + N) memory, others are streamed by rows. `Mechanism.gram_error` bounds

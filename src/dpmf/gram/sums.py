@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf import budget
-from dpmf.batching import BallsInBins
+from dpmf.batching import BallsInBins, OneThrow
 from dpmf.gram.means import folded_column, mean_rows
 from dpmf.numerics import UNIT, Array, sum_of_squares
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
@@ -38,7 +38,7 @@ class LowerSums:
     least: float
 
 
-def gram_sums(strategy: Strategy, batching: BallsInBins) -> GramSums:
+def gram_sums(strategy: Strategy, batching: BallsInBins | OneThrow) -> GramSums:
     """Return the diagonal and the sum of G, in O(N) for Toeplitz strategies, in one pass over the rows for others."""
     n, b = batching.iterations, batching.batches_per_epoch
     if isinstance(strategy, ToeplitzStrategy):
@@ -100,31 +100,46 @@ def _correlation(first: Array, second: Array, lags: int) -> tuple[Array, float]:
     return np.asarray(values[:lags]), error
 
 
-def toeplitz_lags(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
+def toeplitz_lags(strategy: ToeplitzStrategy, batching: BallsInBins | OneThrow) -> Array:
     """Return for each d < b an upper bound on all G[i, i+d], larger than the largest by about 10⁻¹³·G[0, 0].
 
     **Formal guarantees.** The first entry of each diagonal is its largest. The error bound of the transforms is added,
     and the relative error of the products of two sums of k numbers. Where these would hide a decay, a second bound is
-    smaller: f ≤ H in every epoch, H its entrywise largest row, and two indices at a cyclic distance D are not both
-    below D, so the lag products are at most 2k·max_{j≥D} H_j·Σ H.
+    smaller. In one epoch, one of two indices at a distance d is at least d, so the lag product is at most
+    max_{j≥d} f_j·Σ f. Over k epochs, f ≤ H in every epoch, H its entrywise largest row, and two indices at a cyclic
+    distance D are not both below D, so the lag products are at most 2k·max_{j≥D} H_j·Σ H.
     """
     b, k = batching.batches_per_epoch, batching.epochs
     folded = folded_column(strategy, batching)
     values, error = _correlation(folded, folded, b)
+    if k == 1:
+        later = np.maximum.accumulate(folded[::-1])[::-1][:b]
+        decay = later * float(folded.sum()) * (1 + (len(folded) + 8) * 2 * UNIT)
+    else:
+        decay = _decay_over_epochs(folded, b, k)
+    lags = np.minimum(np.maximum(values, 0.0) + error, decay) * (1 + (2 * k + 4) * 2 * UNIT)
+    lags[0] = max((float(values[0]) + error) * (1 + (2 * k + 4) * 2 * UNIT), float(lags[1:].max(initial=0.0)))
+    return np.asarray(lags)
+
+
+def _decay_over_epochs(folded: Array, b: int, k: int) -> Array:
+    """Return 2k·max_{j≥D} H_j·Σ H for the cyclic distance D of each lag, H the entrywise largest epoch of f."""
     whole = len(folded) // b
     envelope = folded[: whole * b].reshape(whole, b).max(axis=0)
     rest = folded[whole * b :]
     envelope[: len(rest)] = np.maximum(envelope[: len(rest)], rest)
     later = np.maximum.accumulate(envelope[::-1])[::-1]
     d = np.arange(b)
-    distance = np.minimum(d, b - d) if k > 1 else d
-    decay = 2 * k * later[distance] * float(envelope.sum()) * (1 + (b + 8) * 2 * UNIT)
-    lags = np.minimum(np.maximum(values, 0.0) + error, decay) * (1 + (2 * k + 4) * 2 * UNIT)
-    lags[0] = max((float(values[0]) + error) * (1 + (2 * k + 4) * 2 * UNIT), float(lags[1:].max(initial=0.0)))
-    return np.asarray(lags)
+    return np.asarray(2 * k * later[np.minimum(d, b - d)] * float(envelope.sum()) * (1 + (b + 8) * 2 * UNIT))
 
 
-def lower_sums(strategy: ToeplitzStrategy, batching: BallsInBins) -> LowerSums:
+def autocorrelation_upper(values: Array) -> Array:
+    """Return upper bounds on Σ_s v[s]·v[s + d] for every d < len(v), for v ≥ 0."""
+    found, error = _correlation(values, values, len(values))
+    return np.asarray((np.maximum(found, 0.0) + error) * (1 + (2 * len(values) + 4) * 2 * UNIT))
+
+
+def lower_sums(strategy: ToeplitzStrategy, batching: BallsInBins | OneThrow) -> LowerSums:
     """Return lower bounds on the sums of the rows of G and on its least entry.
 
     **Formal guarantees.** Row i of G sums to ⟨m_i, Σ m_j⟩, and the least entry of each diagonal is its last. The error

@@ -18,7 +18,8 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_distribution
 
 from dpmf import validation
-from dpmf.accountants.pair import pair_of
+from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
@@ -101,7 +102,7 @@ def _cached_distribution(
     mechanism = event.mechanism
     sigma = mechanism.checked_noise(event.noise_multiplier)
     with _working(f"loss distribution of {mechanism.name}"):
-        pair = pair_of(accountant, mechanism, sigma, interval, tolerance)
+        pair = pair_of(Least.of(accountant.prepare(mechanism)), sigma, interval, tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
     add = {-int(index): float(mass) for index, mass in zip(pair.losses, pair.lower, strict=True)}
     distribution = privacy_loss_distribution.PrivacyLossDistribution(

@@ -97,7 +97,7 @@ class LowerBounds:
 
     @classmethod
     def _of_mechanism(cls, mechanism: Mechanism) -> LowerBounds:
-        strategy, batching = mechanism.strategy, mechanism.batching
+        strategy, batching = mechanism.strategy, mechanism.thrown_once()
         diagonal = uncorrelated_diagonal(mechanism)
         if diagonal is not None:
             return cls._of_diagonal(diagonal, mechanism.gram_error)
@@ -124,7 +124,7 @@ class LowerBounds:
     @classmethod
     def _of_sums(cls, mechanism: Mechanism, strategy: ToeplitzStrategy, *, closed: bool = False) -> LowerBounds:
         """From sums of the Gram matrix, which need not be formed."""
-        sums, lower = mechanism.gram_sums, lower_sums(strategy, mechanism.batching)
+        sums, lower = mechanism.gram_sums, lower_sums(strategy, mechanism.thrown_once())
         error = mechanism.gram_error
         half_spaces = [HalfSpaces.from_sums(lower.row_sums, sums.total, error)] if sums.total > 0 else []
         return cls(sums.diagonal, error, half_spaces, lower.least, closed=closed)

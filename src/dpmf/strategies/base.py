@@ -19,7 +19,7 @@ from dpmf.errors import ArgumentError
 from dpmf.numerics import UNIT, Array
 
 if TYPE_CHECKING:
-    from dpmf.batching import BallsInBins
+    from dpmf.batching import AnyBatching
 
 MAX_DENSE_BYTES = 4 * 2**30
 MAX_DENSE = int((MAX_DENSE_BYTES / 8) ** 0.5)
@@ -90,7 +90,7 @@ class Strategy(ABC):
     def name(self) -> str:
         """How the strategy prints, e.g. ``BSR(p=4)``."""
 
-    def for_batching(self, batching: BallsInBins) -> Strategy:
+    def for_batching(self, batching: AnyBatching) -> Strategy:
         """Return the strategy as used with this batching: optimised strategies fill in what they optimise for."""
         return self
 
@@ -216,7 +216,7 @@ class _Normalized(Strategy):
     def name(self) -> str:
         return f"{self.base.name} normalised" + (" (each column)" if self.columns == "each" else "")
 
-    def for_batching(self, batching: BallsInBins) -> Strategy:
+    def for_batching(self, batching: AnyBatching) -> Strategy:
         return self.base.for_batching(batching).normalized(self.columns)
 
     def check_iterations(self, iterations: int) -> None:

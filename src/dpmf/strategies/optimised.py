@@ -22,7 +22,7 @@ from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, inve
 from dpmf.strategies.buffered import BufferedStrategy, buffered_coef, fault_of
 
 if TYPE_CHECKING:
-    from dpmf.batching import BallsInBins
+    from dpmf.batching import AnyBatching
 
 _ERRORS = ("max", "mean")
 _MAX_BUFFERS = 15  # jax-privacy refuses more: the optimisation is no longer stable
@@ -35,7 +35,7 @@ class _Optimised(ToeplitzStrategy):
 
     iterations: int | None = field(default=None, kw_only=True)
 
-    def for_batching(self, batching: BallsInBins) -> _Optimised:
+    def for_batching(self, batching: AnyBatching) -> _Optimised:
         return replace(self, iterations=self.iterations or batching.iterations)
 
     def check_iterations(self, iterations: int) -> None:
@@ -57,7 +57,7 @@ class _OptimisedForSchedule(_Optimised):
     min_sep: int | None = field(default=None, kw_only=True)
     max_participations: int | None = field(default=None, kw_only=True)
 
-    def for_batching(self, batching: BallsInBins) -> _OptimisedForSchedule:
+    def for_batching(self, batching: AnyBatching) -> _OptimisedForSchedule:
         filled = replace(self, iterations=self.iterations or batching.iterations)
         if self.min_sep is None and self.max_participations is None:
             filled = replace(filled, min_sep=batching.batches_per_epoch, max_participations=batching.epochs)

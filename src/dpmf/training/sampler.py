@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpmf import validation
-from dpmf.batching import BallsInBins
+from dpmf.batching import AnyBatching, BallsInBins
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.training._sources import ALLOCATION, SOURCES, make_source
@@ -19,7 +19,7 @@ IndexArray = np.ndarray[Any, np.dtype[np.int64]]
 FORMAT = 2
 
 
-def description(batching: BallsInBins) -> dict[str, Any]:
+def description(batching: AnyBatching) -> dict[str, Any]:
     """A batching as plain values, for checkpoints."""
     return {"kind": type(batching).__name__, **asdict(batching)}
 
@@ -56,10 +56,12 @@ class BallsInBinsSampler:
         rank: int = 0,
         world_size: int = 1,
     ):
-        if isinstance(batching, Mechanism):
-            batching = batching.batching
-        if not isinstance(batching, BallsInBins):
-            raise validation.wrong("batching", "a BallsInBins or a Mechanism", batching)
+        given = batching.batching if isinstance(batching, Mechanism) else batching
+        if not isinstance(given, BallsInBins):
+            raise validation.wrong("batching", "a BallsInBins or a Mechanism", given)
+        if not given.fixed:
+            raise validation.wrong("batching", "balls in bins that are kept over all epochs", given)
+        batching = given
         self.batching = batching
         self.iterations = batching.iterations
         self.size = validation.integer("size", size, at_least=1)

@@ -126,15 +126,14 @@ def uncorrelated_diagonal(mechanism: Mechanism) -> Array | None:
 
     Where a Toeplitz strategy only links the batches of one bin, the b × b matrix is not made, so that b may be large.
     """
-    strategy, batching = mechanism.strategy, mechanism.batching
+    strategy, batching = mechanism.strategy, mechanism.thrown_once()
     if isinstance(strategy, ToeplitzStrategy):
         b, n = batching.batches_per_epoch, batching.iterations
         folded = folded_column(strategy, batching)
-        visits = folded[::b]
-        if np.count_nonzero(folded) > np.count_nonzero(visits):
+        if np.diff(np.flatnonzero(folded)).min(initial=b) < b:
             return None
-        # Bin i takes part in the iterations i, i + b, ... below N.
-        return np.asarray(np.cumsum(visits**2)[(n - 1 - np.arange(b)) // b])
+        # Mean i is the first mean moved down by i and cut off at N.
+        return np.asarray(np.cumsum(folded**2)[n - 1 - np.arange(b)])
     gram = mechanism.gram
     diagonal = np.diagonal(gram)
     return diagonal.copy() if np.count_nonzero(gram) == np.count_nonzero(diagonal) else None

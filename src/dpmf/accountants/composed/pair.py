@@ -6,26 +6,25 @@ from collections.abc import Sequence
 
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least, asked_where
-from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import DIRECTIONS, Direction, Evaluation, PreparedAccountant
+from dpmf.errors import ArgumentError
 from dpmf.loss.dominating_pair import DominatingPair
 from dpmf.loss.profile_points import TUNING, Profile, ProfilePoints
-from dpmf.mechanism import Mechanism
-from dpmf.validation import wrong
 
 _QUICK = ("lattice", "renyi", "gaussian")  # bounds that find the ε of a tiny δ at once
 
 
 def pair_of(
-    accountant: Accountant, mechanism: Mechanism, noise_multiplier: float, interval: float, tolerance: float
+    prepared: Least, noise_multiplier: float, interval: float, tolerance: float, *, rough: bool = False
 ) -> DominatingPair:
     """A pair of discrete distributions that dominates one run of a mechanism.
 
     Args:
-      accountant: where the bounds on δ(ε) come from.
-      mechanism: what is run.
+      prepared: where the bounds on δ(ε) of the mechanism come from.
       noise_multiplier: σ.
       interval: spacing of the lattice of losses.
       tolerance: the share of ε (of the deviation of the loss, where ε is smaller) that discretisation should cost.
+      rough: whether rough bounds, which cost less, will do.
 
     Returns:
       The pair.
@@ -33,9 +32,9 @@ def pair_of(
     **Formal guarantees.** That of `dominating_pair`: the δ of the result is at least that of the mechanism, at every
     real ε and in both directions, because every value it is made from is an upper bound.
     """
-    prepared = Least.of(accountant.prepare(mechanism))
     if prepared.kind != "bound":
-        raise wrong("accountant", "one that gives guaranteed bounds", accountant)
+        raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
+    mechanism = prepared.mechanism
     parts = prepared.parts
     if any(part.name == "chain" for part in parts):  # it is tighter than conditional composition, and much faster
         parts = tuple(part for part in parts if part.name != "conditional")
@@ -47,12 +46,17 @@ def pair_of(
         short = quick if quick.parts else Gaussian().prepare(mechanism)
         largest[direction] = short.epsilon(noise_multiplier, TUNING.tail, direction).value
         reach = min(largest[direction], TUNING.largest_epsilon)
-        profiles[direction] = _profile(bounds, noise_multiplier, reach, direction)
+        profiles[direction] = _profile(bounds, noise_multiplier, reach, direction, only_rough=rough)
     return ProfilePoints(interval, profiles, largest).refine(tolerance)
 
 
 def _profile(
-    bounds: Sequence[PreparedAccountant], noise_multiplier: float, largest: float, direction: Direction
+    bounds: Sequence[PreparedAccountant],
+    noise_multiplier: float,
+    largest: float,
+    direction: Direction,
+    *,
+    only_rough: bool,
 ) -> Profile:
     """δ as a function of several ε, by the bounds that win, roughly, at probes nearby. They are chosen once."""
     grid = [share * largest for share in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)]
@@ -66,7 +70,7 @@ def _profile(
         for bound, low, high in chosen:
             places = [k for k, epsilon in enumerate(epsilons) if low <= epsilon <= high or epsilon > largest]
             asked = [epsilons[k] for k in places]
-            if rough and bound.roughness > 1:
+            if (rough or only_rough) and bound.roughness > 1:
                 found = [(bound.rough_delta(noise_multiplier, e, direction) or Evaluation(1.0)).value for e in asked]
             else:
                 found = bound.deltas(noise_multiplier, asked, direction)
