@@ -1,8 +1,8 @@
-"""The step of `cifar10_study.py` as Triton kernels: clipped gradients of one batch, their sum and the update of the model.
+"""The step of `cifar10_gpu.py` as Triton kernels: clipped gradients of a batch, their sum, the update of the model.
 
 Activations are (record, row, column, channel) in bfloat16, per-record gradients bfloat16 rows in the order of
-`cifar10_grid.shapes`; norms, sums and the model are float32. `cifar10_grid.clipped_sum` computes the same in plain torch
-and is what the kernels are checked against. Only a GPU can import this module.
+`cifar10_grid.shapes`; norms, sums and the model are float32. `cifar10_grid.clipped_sum` computes the same in plain
+torch and is what the kernels were checked against. This module needs Triton and a GPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SHAPES = {
     ("first", 0): (128, 4, 3), ("forward", 1): (64, 8, 3), ("forward", 2): (256, 8, 2), ("forward", 3): (128, 4, 3),
     ("forward", 4): (64, 4, 3), ("forward", 5): (128, 8, 3), ("back", 1): (128, 8, 3), ("back", 2): (256, 8, 3),
     ("back", 3): (256, 4, 2), ("back", 4): (128, 4, 3), ("back", 5): (128, 8, 3), ("weights", 0): (128, 4, 3),
-    ("weights", 1): (128, 4, 3, 32), ("weights", 2): (128, 4, 2, 64), ("weights", 3): (128, 4, 2, 64),
-    ("weights", 4): (64, 4, 3, 64), ("weights", 5): (64, 8, 2, 64), ("update", 0): (512, 4, 3, 16),
+    ("weights", 1): (128, 4, 3, 32), ("weights", 2): (128, 4, 2, 64), ("weights", 3): (64, 4, 2, 64),
+    ("weights", 4): (64, 4, 3, 64), ("weights", 5): (64, 8, 2, 128), ("update", 0): (256, 4, 4, 8),
 }  # fmt: skip
 
 
@@ -155,10 +155,8 @@ def _head(feature, w, labels, index, step, width_max, d, g, stride, OFFSET: tl.c
 
 
 @triton.jit
-def _back(
-    d, w, seen, out, S: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, BM: tl.constexpr, POOLED: tl.constexpr
-):
-    """Gradient for the input of a convolution (CI channels come in, CO go out), through the ReLU or max-pool before it."""
+def _back(d, w, seen, out, S: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, BM: tl.constexpr, POOLED: tl.constexpr):
+    """Gradient for the input of a convolution (from CI to CO channels), through the ReLU or max-pool before it."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     n = row // (S * S)
     h = row % (S * S) // S
@@ -253,7 +251,7 @@ def _factors(norms, counts, step, clip, factor, SLOTS: tl.constexpr, BN: tl.cons
 
 @triton.jit
 def _update(g, stride, factor, width, noise, theta, theta16, rate, step, P, BP: tl.constexpr, BN: tl.constexpr):
-    """θ ← θ − rate · (Σ factor · gradient + noise of this step); `rate` is already divided by the expected batch size."""
+    """θ ← θ − rate · (Σ factor · gradient + noise of this step), with the rate divided by the expected batch size."""
     column = tl.program_id(0) * BP + tl.arange(0, BP)
     inside = column < P
     totals = tl.zeros((BN, BP), dtype=tl.float32)
@@ -284,11 +282,13 @@ def patches(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torc
 
 
 class Step:
-    """The buffers of one run and its step for batches of up to `most` records; `width` records are computed each time."""
+    """The buffers of one run, and its step on `width` records, of which the batch may be a part."""
 
     SLOTS = 64
 
-    def __init__(self, data: torch.Tensor, labels: torch.Tensor, most: int, steps: int, clip: float, offsets: list[int]):
+    def __init__(
+        self, data: torch.Tensor, labels: torch.Tensor, most: int, steps: int, clip: float, offsets: list[int]
+    ):
         device = data.device
         make = lambda *shape, dtype=torch.bfloat16: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         self.data, self.labels, self.most, self.clip = data, labels, most, clip
@@ -311,12 +311,12 @@ class Step:
         self.counts = make(steps, dtype=torch.int32)
         self.noise = make(steps, self.parameters, dtype=torch.float32)
 
-    def forward(self, width: int, data: torch.Tensor | None = None) -> None:
-        """Up to the features, for the records the index names; nothing here depends on the labels."""
-        a, w, o = self.a, self.theta16, self.offsets
+    def forward(self, width: int, index: torch.Tensor, step: torch.Tensor) -> None:
+        """Up to the features, for the records in a row of the index."""
+        a, w = self.a, self.theta16
         block, warps, stages = SHAPES["first", 0]
         _first[(width * 1024 // block,)](
-            self.data if data is None else data, self.index, self.step, self.most, w, a[0], BM=block, num_warps=warps,
+            self.data, index, step, self.most, w, a[0], BM=block, num_warps=warps,
             num_stages=stages,
         )  # fmt: skip
         for layer in range(1, 6):
@@ -339,8 +339,8 @@ class Step:
 
     def backward(self, width: int) -> None:
         _head[(width,)](
-            self.feature, self.theta16[self.offsets[12] :], self.labels, self.index, self.step, self.most, self.d_feature,
-            self.g, self.stride, self.offsets[12], self.norms, self.SLOTS,
+            self.feature, self.theta16[self.offsets[12] :], self.labels, self.index, self.step, self.most,
+            self.d_feature, self.g, self.stride, self.offsets[12], self.norms, self.SLOTS,
         )  # fmt: skip
         _unpool4[(width,)](self.d_feature, self.code[5], self.d[5])
         for layer in (5, 4, 3, 2, 1):
@@ -379,6 +379,6 @@ class Step:
         self.step += 1
 
     def __call__(self, width: int) -> None:
-        self.forward(width)
+        self.forward(width, self.index, self.step)
         self.backward(width)
         self.finish(width)
