@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.least import Least, Part
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
+from dpmf.loss.dominating_pair import DominatingPair
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import UNIT, Array
+from dpmf.numerics import UNIT
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Proof constant: the relative error of dp_accounting's transforms (docs/theory/floating-point.md, assumptions).
 _FFT_ERROR = 8 * UNIT
@@ -34,17 +38,24 @@ class _Tuning:
     """Knobs: any values give sound bounds.
 
     Attributes:
-      spacing: the lattice of losses, as a part of the deviation of the composed loss.
+      spacing, rough_spacing: of the lattice of losses, as parts of the deviation of the composed loss.
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
+      tail: the mass of losses that may count as infinite, where no target is known.
+      tail_share: the same as a part of the target δ.
+      least_tail: it is not made smaller than this.
     """
 
-    spacing: float = 2e-4
+    spacing: float = 2e-3
+    rough_spacing: float = 2e-2
     fine: float = 0.002
-    rough: float = 0.03
+    rough: float = 0.05
     roughness: float = 1.2
     kept: int = 8
+    tail: float = 1e-12
+    tail_share: float = 1e-5
+    least_tail: float = 1e-14
 
 
 _TUNING = _Tuning()
@@ -88,38 +99,49 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, bool], dict[Direction, Any]] = OrderedDict()
+        self._known: OrderedDict[tuple[float, Direction, float, bool], Any] = OrderedDict()
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
-        """The composed loss distribution by direction."""
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
+        """The composed loss distribution, as dp_accounting holds it; about `tail` of it may count as infinite."""
         raise NotImplementedError
 
-    def _losses(self, noise_multiplier: float, rough: bool = False) -> dict[Direction, Any]:
-        key = noise_multiplier, rough
-        if key not in self._known:
-            self._known[key] = self._compose(noise_multiplier, rough)
-            if len(self._known) > _TUNING.kept:
-                self._known.popitem(last=False)
-        return self._known[key]
+    def _losses(
+        self, noise_multiplier: float, direction: Direction, target_delta: float | None, rough: bool = False
+    ) -> Any:
+        tail = _TUNING.tail if target_delta is None else max(_TUNING.tail_share * target_delta, _TUNING.least_tail)
+        return _remembered(
+            self._known,
+            (noise_multiplier, direction, tail, rough),
+            lambda: self._compose(noise_multiplier, direction, tail, rough),
+        )
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        return Evaluation(_delta(self._losses(noise_multiplier)[direction], epsilon), self._details())
+        return Evaluation(_delta(self._losses(noise_multiplier, direction, target_delta), epsilon), self._details())
 
     def rough_delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(_delta(self._losses(noise_multiplier, rough=True)[direction], epsilon))
+        return Evaluation(_delta(self._losses(noise_multiplier, direction, target_delta, rough=True), epsilon))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        losses = self._losses(noise_multiplier)[direction]
+        losses = self._losses(noise_multiplier, direction, None)
         return [_delta(losses, epsilon) for epsilon in epsilons]
 
     def _details(self) -> dict[str, Any]:
         return {"throws": self.mechanism.batching.throws}
+
+
+def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
+    """What was made for a key, of which the last few are kept."""
+    if key not in known:
+        known[key] = make()
+        if len(known) > _TUNING.kept:
+            known.popitem(last=False)
+    return known[key]
 
 
 def _delta(losses: Any, epsilon: float) -> float:
@@ -142,42 +164,46 @@ class _Throws(_FromDistribution):
         super().__init__(name, mechanism)
         self._accountant = accountant
         self._throws = mechanism.batching.throws
+        self._pairs: OrderedDict[tuple[float, float, bool], DominatingPair] = OrderedDict()
 
     @cached_property
-    def _one_throw(self) -> Least:
-        return Least.of(self._accountant.prepare(self.mechanism.throw))
+    def _one_throw(self) -> Pairs:
+        return Pairs(Least.of(self._accountant.prepare(self.mechanism.throw)))
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
-        throw = self.mechanism.throw
-        shared = self._throws * math.sqrt(self.mechanism.product_between_throws) / noise_multiplier * (1 + 8 * UNIT)
-        variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
-        interval = _lattice(variance, self._throws)
-        share = _TUNING.rough if rough else _TUNING.fine
-        pair = pair_of(self._one_throw, noise_multiplier, interval, share, rough=rough)
-        found: dict[Direction, Any] = {}
-        sides: tuple[tuple[Direction, int, Array, float], ...] = (
-            ("remove", 1, pair.upper, pair.upper_only),
-            ("add", -1, pair.lower, pair.lower_only),
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
+        pair = _remembered(
+            self._pairs, (noise_multiplier, tail, rough), lambda: self._pair(noise_multiplier, tail, rough)
         )
-        for direction, sign, masses, infinite in sides:
-            atoms = {sign * int(i): float(mass) for i, mass in zip(pair.losses, masses, strict=True)}
-            composed = pld_pmf.create_pmf(atoms, interval, infinite, True).self_compose(self._throws)
-            if shared > 0:
-                gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-                    1.0, sensitivity=shared, value_discretization_interval=interval
-                )
-                composed = composed.compose(gaussian._pmf_remove)  # it is the same in both directions
-            found[direction] = composed
-        return found
+        sign, masses, infinite = 1, pair.upper, pair.upper_only
+        if direction == "add":
+            sign, masses, infinite = -1, pair.lower, pair.lower_only
+        atoms = {sign * int(i): float(mass) for i, mass in zip(pair.losses, masses, strict=True)}
+        composed = pld_pmf.create_pmf(atoms, pair.interval, infinite, True).self_compose(self._throws)
+        shared = self._throws * math.sqrt(self.mechanism.product_between_throws) / noise_multiplier * (1 + 8 * UNIT)
+        if shared > 0:
+            gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+                1.0, sensitivity=shared, value_discretization_interval=pair.interval
+            )
+            composed = composed.compose(gaussian._pmf_remove)  # it is the same in both directions
+        return composed
+
+    def _pair(self, noise_multiplier: float, tail: float, rough: bool) -> DominatingPair:
+        throw = self.mechanism.throw
+        variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
+        share = _TUNING.rough if rough else _TUNING.fine
+        spacing = _TUNING.rough_spacing if rough else _TUNING.spacing
+        interval = _lattice(spacing, variance, self._throws)
+        each = tail / self._throws
+        return self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=each)
 
 
-def _lattice(variance: float, throws: int) -> float:
+def _lattice(spacing: float, variance: float, throws: int) -> float:
     """A spacing of losses: a power of two near a part of the deviation of the composed loss.
 
     `variance` is about that of the loss of one throw.
     """
     deviation = math.sqrt(throws * variance)
-    return 2.0 ** round(math.log2(_TUNING.spacing * min(max(deviation, 1e-3), 1e3)))
+    return 2.0 ** round(math.log2(spacing * min(max(deviation, 1e-3), 1e3)))
 
 
 class _PoissonSamples(_FromDistribution):
@@ -185,20 +211,15 @@ class _PoissonSamples(_FromDistribution):
 
     cheap = True
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
         norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
         sigma, rate = noise_multiplier / norm * (1 - 8 * UNIT), batching.sampling_rate
         if sigma < _LEAST_NOISE:
-            everything = pld_pmf.create_pmf({}, 1.0, 1.0, True)
-            return {"remove": everything, "add": everything}
+            return pld_pmf.create_pmf({}, 1.0, 1.0, True)
+        interval = _lattice(_TUNING.spacing, rate**2 * math.expm1(sigma**-2), batching.throws)
         one = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=rate,
-            value_discretization_interval=_lattice(rate**2 * math.expm1(sigma**-2), batching.throws),
+            sigma, sampling_prob=rate, value_discretization_interval=interval
         )
-        return {
-            "remove": one._pmf_remove.self_compose(batching.throws),
-            "add": one._pmf_add.self_compose(batching.throws),
-        }
+        return (one._pmf_remove if direction == "remove" else one._pmf_add).self_compose(batching.throws)
