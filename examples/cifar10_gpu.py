@@ -1,6 +1,8 @@
 """Many runs on CIFAR-10 at once on one GPU: each has a stream, buffers and captured graphs of its step.
 
-What is computed is what `study_runs.Task.run` computes, with layers and per-record gradients in bfloat16.
+What is computed is what `study_runs.Task.run` computes, with layers and per-record gradients in bfloat16. The same seed
+gives the same initial model, batches and noise. One run alone was found to repeat bit for bit; with several at once the
+models differed by 0.002 at most after 60 steps, less than what the noise of one step adds. The cause is not known.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 `train` chooses a learning rate for each mechanism and ε on held-out records, then trains on everything and scores on
 the test set with twenty seeds. Each finished run is a line in the output; a second call does only what is missing.
-`report` prints what docs/training.md shows, from the files in docs/data. The mechanisms and their σ are in a file that
-`study_mechanisms.py` writes. CIFAR-10 wants a GPU; the digits take minutes on a CPU.
+`report` prints what docs/training.md shows, from the files in docs/data: the runs, and the mechanisms with their σ and
+where it comes from. CIFAR-10 wants a GPU; the digits take minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ RATES = (0.033, 0.05, 0.075, 0.11, 0.17, 0.25, 0.38, 0.56, 0.84, 1.2, 1.8)
 STARTS = {1.0: 0.11, 2.0: 0.17, 4.0: 0.25, 8.0: 0.38}
 DIGIT_RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 TUNING_SEEDS = (1000, 1001)
+MORE_TUNING_SEEDS = (1002, 1003)  # for the two best rates, with --refine
 SEEDS = 20
 COLUMNS = ("setting", "mechanism", "epsilon", "split", "learning_rate", "seed", "accuracy")
 
@@ -53,13 +54,16 @@ def read_runs(path: Path) -> Scores:
     return scores
 
 
+def held_out_means(scores: dict[tuple[str, float], dict[int, float]]) -> dict[float, float]:
+    return {rate: sum(v.values()) / len(v) for (split, rate), v in scores.items() if split == "held-out" and v}
+
+
 def tuned(scores: dict[tuple[str, float], dict[int, float]]) -> float | None:
-    """The learning rate with the best mean on held-out records, None where nothing was tried."""
-    means = {rate: sum(found.values()) / len(found) for (split, rate), found in scores.items()
-             if split == "held-out" and found}  # fmt: skip
-    most = max((len(found) for (split, _), found in scores.items() if split == "held-out"), default=0)
-    means = {rate: mean for rate, mean in means.items() if len(scores["held-out", rate]) == most}
-    return max(means, key=lambda rate: (means[rate], -rate)) if means else None
+    """The learning rate with the best mean on held-out records, of those tried with most seeds; None if none was."""
+    means = held_out_means(scores)
+    most = max((len(scores["held-out", rate]) for rate in means), default=0)
+    best = [rate for rate in means if len(scores["held-out", rate]) == most]
+    return max(best, key=lambda rate: (means[rate], -rate)) if best else None
 
 
 def to_try(scores: dict[tuple[str, float], dict[int, float]], rates: tuple[float, ...], start: float) -> list[float]:
@@ -90,6 +94,7 @@ class Training:
                 file.write(",".join(COLUMNS) + "\n")
             for run, accuracy in self.task.perform([self.mechanisms[c] for c in cells], runs):
                 cell, split = cells[run.mechanism], "held-out" if run.held_out else "test"
+                accuracy = round(accuracy, 4)  # as it is written: a second call must choose the same rates
                 self.scores[cell][split, run.learning_rate][run.seed] = accuracy
                 file.write(f"{','.join(map(str, cell))},{split},{run.learning_rate},{run.seed},{accuracy:.4f}\n")
                 file.flush()
@@ -109,6 +114,13 @@ class Training:
             if not self.perform(wanted):
                 return False
         return True
+
+    def refine(self, cells: list[Cell]) -> bool:
+        """Try the two best rates of every mechanism with more seeds."""
+        best = {cell: sorted(means := held_out_means(self.scores[cell]), key=means.__getitem__)[-2:] for cell in cells}
+        return self.perform(
+            [(c, "held-out", rate, seed) for seed in MORE_TUNING_SEEDS for c in cells for rate in best[c]]
+        )
 
     def final(self, cells: list[Cell], seeds: int) -> bool:
         rates = {cell: rate for cell in cells if (rate := tuned(self.scores[cell])) is not None}
@@ -137,7 +149,8 @@ def train(arguments: argparse.Namespace) -> None:
         epsilons = [float(e) for e in listed.split(",")]
         cells = [cell for cell in training.mechanisms if cell[0] == setting and cell[2] in epsilons]
         print(f"{group}: {len(cells)} mechanisms", flush=True)
-        if not (training.tune(cells, rates, start) and training.final(cells, arguments.seeds)):
+        done = training.tune(cells, rates, start) and (not arguments.refine or training.refine(cells))
+        if not (done and training.final(cells, arguments.seeds)):
             return
 
 
@@ -151,11 +164,21 @@ def main() -> None:
     one.add_argument("--output", type=Path, default=RUNS)
     one.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     one.add_argument("--seeds", type=int, default=SEEDS)
+    one.add_argument("--refine", action="store_true", help="compare the two best rates on four seeds, not two")
     one.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
     one.add_argument("--records", type=int, help="only about so many training and test images, to try it out")
+    two = commands.add_parser("report", help="the tables, the numbers in the text and the picture of docs/training.md")
+    two.add_argument("--picture", type=Path)
+    two.add_argument("--runs", type=Path, default=RUNS)
+    two.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     arguments = parser.parse_args()
     try:
-        train(arguments)
+        if arguments.command == "train":
+            train(arguments)
+        else:
+            import study_report
+
+            study_report.report(read_mechanisms(arguments.mechanisms), read_runs(arguments.runs), arguments.picture)
     except (ValueError, ImportError, OSError) as error:
         parser.error(str(error))
 

@@ -2,7 +2,7 @@
 
 A mechanism is a dictionary, as docs/data/cifar10-study-mechanisms.json holds them. Batches follow its batching; noise
 is σ · clipping norm · C⁻¹Z with the strategy as given. The rows of a gap between two throws are added to the model with
-the last batch before the gap. Every run is determined by its seed, on one kind of device.
+the last batch before the gap. On the CPU a seed determines a run.
 """
 
 from __future__ import annotations
@@ -48,21 +48,27 @@ def batches(mechanism: Mechanism, records: int, seed: int) -> list[Array]:
     return [rng.choice(group, size, replace=False, shuffle=False) for group, size in drawn]
 
 
-def noise_rows(mechanism: Mechanism) -> Array:
-    """The matrix that maps independent normals to the noise of the batches, for σ and clipping norm 1."""
-    epochs, b, gap = mechanism["epochs"], mechanism["batches"], mechanism.get("gap", 0)
-    n = epochs * b + (epochs - 1) * gap
+def noising_column(mechanism: Mechanism) -> Array:
+    """The first column of C⁻¹, for all iterations with those of the gaps."""
+    n = mechanism["epochs"] * mechanism["batches"] + (mechanism["epochs"] - 1) * mechanism.get("gap", 0)
     column = np.zeros(n)
     if "inverse" in mechanism:
         given = np.array(mechanism["inverse"][:n])
         column[: len(given)] = given
-    else:  # by back-substitution
-        c = np.array(mechanism["coefficients"][:n])
-        column[0] = 1.0 / c[0]
-        for t in range(1, n):
-            m = min(t, len(c) - 1)
-            column[t] = -(c[1 : m + 1] @ column[t - m : t][::-1]) / c[0]
-    places = np.arange(n)[:, None] - np.arange(n)[None, :]
+        return column
+    c = np.array(mechanism["coefficients"][:n])
+    column[0] = 1.0 / c[0]
+    for t in range(1, n):  # back-substitution
+        m = min(t, len(c) - 1)
+        column[t] = -(c[1 : m + 1] @ column[t - m : t][::-1]) / c[0]
+    return column
+
+
+def noise_rows(mechanism: Mechanism) -> Array:
+    """The matrix that maps independent normals to the noise of the batches, for σ and clipping norm 1."""
+    epochs, b, gap = mechanism["epochs"], mechanism["batches"], mechanism.get("gap", 0)
+    column = noising_column(mechanism)
+    places = np.arange(len(column))[:, None] - np.arange(len(column))[None, :]
     inverse = np.where(places >= 0, column[places.clip(min=0)], 0.0)
     starts = (np.arange(epochs)[:, None] * (b + gap) + np.arange(b)).ravel()
     return np.add.reduceat(inverse, starts, axis=0).astype(np.float32)
@@ -103,7 +109,7 @@ class Task:
 
 
 def digits() -> Task:
-    """Scikit-learn's digits: 1,500 records and 297 for the test, a network with 64 hidden units, clipping norm 1."""
+    """Scikit-learn's digits: 1,500 records and 297 to test on, a network with 64 hidden units, clipping norm 1."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
