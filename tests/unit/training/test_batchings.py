@@ -167,7 +167,7 @@ def test_the_noise_of_gaps_is_in_the_next_step(
     if backend == "torch":
         pytest.importorskip("torch")
     else:
-        monkeypatch.setattr("dpmf.training._backends.NumpyBackend.chunk", 16)
+        monkeypatch.setattr("dpmf.training._backends.CHUNK", 16)
     mechanism = dpmf.Mechanism(strategy, batching)
     n, adding = mechanism.batching.iterations, merged(mechanism)
     white = noise_of(dpmf.Mechanism(dpmf.strategies.dpsgd(), BallsInBins(1, n)), backend=backend)
