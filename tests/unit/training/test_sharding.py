@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,64 @@ def test_shards_of_other_arrays_are_refused(shards: list[Shard]) -> None:
 def test_without_a_process_group(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="needs a process group"):
         sharding.save(tmp_path / "c", stream())
+
+
+JAX = """
+import sys, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import dpmf
+from dpmf.training import jax as private_jax
+
+MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(2, 4))
+assert len(jax.devices()) == 4
+
+def begin(devices):
+    spread = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("d",)), PartitionSpec("d"))
+    weights = jax.device_put(jax.numpy.zeros((64, 8)), spread)
+    run = private_jax.PrivateTraining(
+        MECHANISM, weights, records=40, noise_multiplier=1.0, l2_sensitivity=1.0, seed=3
+    )
+    return weights, run
+
+def rows(weights, run, last):
+    made = []
+    for _ in run.batches():
+        noisy = run.add_noise(weights)
+        made.append(np.asarray(noisy))
+        if run.step == last:
+            break
+    return made
+
+def largest_part(run, devices):
+    kept = [leaf for leaf in jax.tree.leaves(run._state) if np.ndim(leaf) == 3]
+    assert kept
+    return max(part.data.nbytes for leaf in kept for part in leaf.addressable_shards) * devices == sum(
+        leaf.nbytes for leaf in kept
+    )
+
+weights, run = begin(1)
+alone = rows(weights, run, 8)
+weights, run = begin(4)
+spread = rows(weights, run, 5)
+assert largest_part(run, 4)
+run.save(sys.argv[1], weights)
+weights, run = begin(2)
+assert run.load(sys.argv[1], weights).sharding == weights.sharding
+assert largest_part(run, 2)
+spread += rows(weights, run, 8)
+assert len(alone) == len(spread) == 8 and all(map(np.array_equal, alone, spread))
+"""
+
+
+def test_jax_spreads_the_noise_over_devices(tmp_path: Path) -> None:
+    """Four devices keep a quarter each, add the bits of one, and two go on from what they saved."""
+    pytest.importorskip("jax_privacy")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", JAX, str(tmp_path / "checkpoint")],
+        capture_output=True, text=True, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 # Several processes.
