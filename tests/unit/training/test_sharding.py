@@ -216,33 +216,6 @@ def _steps(parameters: list[Any], noise: NoiseStream, last: int) -> None:
         sharding.add_noise([p.grad for p in parameters], noise, 1.0)
 
 
-def _in_a_group(work: Any, rank: int, world: int, directory: Path) -> None:
-    dist = torch.distributed
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(directory / f"store-{work.__name__}-{world}"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    try:
-        work(rank, world, directory)
-        (directory / f"done-{work.__name__}-{rank}-of-{world}").touch()
-    finally:
-        dist.destroy_process_group()
-
-
-def _run(work: Any, world: int, directory: Path) -> None:
-    """Run a function in several processes, and see that all of them come to its end."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "dpmf.training.sharding", __name__])
-    ranks = [context.Process(target=_in_a_group, args=(work, rank, world, directory)) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(180)
-        if process.is_alive():
-            process.kill()
-    done = [(directory / f"done-{work.__name__}-{rank}-of-{world}").exists() for rank in range(world)]
-    assert all(done), f"ranks that came to their end: {done}"
-
-
 def _four(rank: int, world: int, directory: Path) -> None:
     parameters, noise = _sharded_model()
     _steps(parameters, noise, 5)
@@ -290,19 +263,43 @@ def _loses_a_rank(rank: int, world: int, directory: Path) -> None:
     parameters, noise = _sharded_model()
     _steps(parameters, noise, 1)
     if rank == 1:
-        (directory / f"done-_loses_a_rank-{rank}-of-{world}").touch()
         os._exit(1)
     with pytest.raises(TrainingError, match=r"another rank does not answer.*begin all ranks again"):
         _steps(parameters, noise, 2)
     assert noise.step == 1
 
 
+def _process(number: int, directory: Path) -> None:
+    """Four processes, of which two make a smaller group afterwards, and another one a group of its own."""
+    torch.set_num_threads(1)
+    groups = [(_four, number, 4)]
+    if number < 2:
+        groups += [(_any_number, number, 2), (_loses_a_rank, number, 2)]
+    if number == 3:
+        groups += [(_any_number, 0, 1)]
+    dist = torch.distributed
+    for work, rank, world in groups:
+        store = dist.FileStore(str(directory / f"store-{work.__name__}-{world}"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+        work(rank, world, directory)
+        (directory / f"done-{work.__name__}-{rank}-of-{world}").touch()
+        dist.destroy_process_group()
+
+
 def test_one_two_and_four_processes(tmp_path: Path) -> None:
-    _run(_four, 4, tmp_path)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.fsdp", "pytest", "dpmf.training.sharding"])
+    processes = [context.Process(target=_process, args=(number, tmp_path)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        if process.is_alive():
+            process.kill()
+    done = {file.name.removeprefix("done-_") for file in tmp_path.glob("done-*")}
+    four, two = {f"four-{rank}-of-4" for rank in range(4)}, {f"any_number-{rank}-of-2" for rank in range(2)}
+    assert done == four | two | {"any_number-0-of-1", "loses_a_rank-0-of-2"}
     assert len(list(tmp_path.glob("checkpoint.*.part"))) == 4
-    for world in (1, 2):
-        _run(_any_number, world, tmp_path)
-    _run(_loses_a_rank, 2, tmp_path)
 
     # The same files, read by a stream in this process; and what is missing or of another step is refused.
     parts = sorted(tmp_path.glob("checkpoint.*.part"))
