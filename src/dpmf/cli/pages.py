@@ -47,6 +47,9 @@ def report(
         float | None, typer.Option(help="Noise multiplier of the curves. [default: the smallest found]")
     ] = None,
     direction: DirectionName = "both",
+    tradeoff: Annotated[
+        bool, typer.Option("--tradeoff/--no-tradeoff", help="Also report what any attack can achieve.")
+    ] = True,
 ) -> None:
     """Write everything that `explore` shows as one self-contained HTML file."""
     from rich.console import Console
@@ -74,6 +77,12 @@ def report(
         task = progress.add_task("")
         for view in views(mechanism, request, listed(names)):
             progress.update(task, completed=view.done, total=view.steps, description=view.doing)
+        attacks = None
+        if tradeoff and view is not None and view.curve_noise is not None:
+            from dpmf.attacks import tradeoff as certified
+
+            progress.update(task, description="what any attack can achieve")
+            attacks = certified(mechanism, noise_multiplier=view.curve_noise, direction=direction)
     assert view is not None
-    write_atomically(output, html(view, request, drawn(view)).encode())
+    write_atomically(output, html(view, request, drawn(view), attacks).encode())
     print(f"wrote {output}")

@@ -42,6 +42,9 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option(help="A .json file for a certificate, which dpmf_check checks without dpmf.")
     ] = None,
+    tradeoff: Annotated[
+        bool, typer.Option("--tradeoff/--no-tradeoff", help="Also report what any attack can achieve.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Cross-check accountants, lower bound and Monte Carlo, and print a page to attach to a paper.
@@ -66,6 +69,7 @@ def verify(
             accountants=listed(names),
             samples=samples,
             seed=seed,
+            tradeoff=tradeoff,
         )
     if certificate is not None:
         with working("writing the certificate"):

@@ -32,6 +32,24 @@ def pair_of(
     **Formal guarantees.** That of `dominating_pair`: the δ of the result is at least that of the mechanism, at every
     real ε and in both directions, because every value it is made from is an upper bound.
     """
+    return profile_points(prepared, noise_multiplier, interval, rough=rough).refine(tolerance)
+
+
+def profile_points(
+    prepared: Least, noise_multiplier: float, interval: float, *, rough: bool = False, tail: float = TUNING.tail
+) -> ProfilePoints:
+    """Bounds on δ(ε) at first points, in both directions, which can be refined.
+
+    Args:
+      prepared: where the bounds on δ(ε) of the mechanism come from.
+      noise_multiplier: σ.
+      interval: spacing of the lattice of ε.
+      rough: whether rough bounds, which cost less, will do.
+      tail: points reach to about the ε where δ falls below this.
+
+    **Formal guarantees.** Every value is an upper bound on δ of its direction at its ε, by one of the accountant's
+    bounds.
+    """
     if prepared.kind != "bound":
         raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
     mechanism = prepared.mechanism
@@ -43,11 +61,13 @@ def pair_of(
     profiles: dict[str, Profile] = {}
     largest: dict[str, float] = {}
     for direction in DIRECTIONS:
-        short = quick if quick.parts else Gaussian().prepare(mechanism)
-        largest[direction] = short.epsilon(noise_multiplier, TUNING.tail, direction).value
+        short: PreparedAccountant = quick
+        if not quick.parts:
+            short = Gaussian().prepare(mechanism) if mechanism.batching.fixed else prepared
+        largest[direction] = short.epsilon(noise_multiplier, tail, direction).value
         reach = min(largest[direction], TUNING.largest_epsilon)
         profiles[direction] = _profile(bounds, noise_multiplier, reach, direction, only_rough=rough)
-    return ProfilePoints(interval, profiles, largest).refine(tolerance)
+    return ProfilePoints(interval, profiles, largest)
 
 
 def _profile(
