@@ -22,7 +22,7 @@ from dpmf import lower_bounds as lower
 from dpmf._version import __version__
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Direction, directions_of
-from dpmf.accountants.registry import resolve, suitable
+from dpmf.accountants.registry import least_of, resolve, suitable
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.formatting import lower as rounded_down
@@ -131,7 +131,7 @@ def verify(
       accountants: two or more deterministic accountants; by default all of dpmf that suit the mechanism.
       samples: the number of Monte Carlo samples for each direction.
       seed: the seed of the samples.
-      tradeoff: also report what any attack can achieve (`dpmf.tradeoff`), by the best accountant.
+      tradeoff: also report what any attack can achieve (`dpmf.tradeoff`), by the least of the same bounds.
 
     Returns:
       All bounds, estimates and contradictions.
@@ -202,13 +202,16 @@ def verify(
         delta=least,
         certified=least <= target,
         versions=_versions(),
-        tradeoff=_tradeoff(mechanism, noise_multiplier, direction) if tradeoff else None,
+        tradeoff=_tradeoff(mechanism, noise_multiplier, direction, asked) if tradeoff else None,
     )
 
 
-def _tradeoff(mechanism: Mechanism, sigma: float, direction: str) -> attacks.TradeOff:
+def _tradeoff(
+    mechanism: Mechanism, sigma: float, direction: str, accountants: Sequence[Accountant]
+) -> attacks.TradeOff:
     progress.say("what any attack can achieve")
-    return attacks.tradeoff(mechanism, noise_multiplier=sigma, direction=direction)
+    chosen = least_of(accountants)
+    return attacks.tradeoff(mechanism, noise_multiplier=sigma, direction=direction, accountant=chosen)
 
 
 def _sample(sampling: Any, sigma: float, epsilon: float, way: Direction) -> Sampled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -54,6 +54,12 @@ def suitable(mechanism: Mechanism, *roles: Role) -> list[Accountant]:
       roles: which kinds of accountants to consider; all of them where none is named.
     """
     return suited((cls() for cls in ACCOUNTANTS.values() if not roles or cls.role in roles), mechanism)
+
+
+def least_of(accountants: Sequence[Accountant]) -> Accountant:
+    """The least of the bounds among the accountants; `best` where none of them is a bound by itself."""
+    bounds = tuple(accountant for accountant in accountants if accountant.role == "bound")
+    return Best(accountants=bounds) if bounds else Best()
 
 
 def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:

@@ -79,10 +79,14 @@ def report(
             progress.update(task, completed=view.done, total=view.steps, description=view.doing)
         attacks = None
         if tradeoff and view is not None and view.curve_noise is not None:
+            from dpmf.accountants.registry import least_of, resolve
             from dpmf.attacks import tradeoff as certified
 
             progress.update(task, description="what any attack can achieve")
-            attacks = certified(mechanism, noise_multiplier=view.curve_noise, direction=direction)
+            accountant = least_of([resolve(name) for name in listed(names) or ()])
+            attacks = certified(
+                mechanism, noise_multiplier=view.curve_noise, direction=direction, accountant=accountant
+            )
     assert view is not None
     write_atomically(output, html(view, request, drawn(view), attacks).encode())
     print(f"wrote {output}")
