@@ -19,7 +19,7 @@ from dpmf.accountants.protocol import (
     PreparedAccountant,
     directions_of,
 )
-from dpmf.accountants.registry import resolve
+from dpmf.accountants.registry import covering
 from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
@@ -58,12 +58,9 @@ class _Question:
         self._with_lower = validation.flag("with_lower", with_lower)
         self._seconds = None if time_budget is None else validation.positive("time_budget", time_budget)
         self._bytes = None if memory_budget is None else validation.positive("memory_budget", memory_budget)
-        self._accountant = accountant if isinstance(accountant, PreparedAccountant) else resolve(accountant)
+        asked = accountant if isinstance(accountant, PreparedAccountant) else covering(accountant, mechanism)
+        self._accountant = asked
         self.name, self.kind, self.late = self._accountant.name, "bound", False
-        if not mechanism.batching.fixed and isinstance(self._accountant, Accountant):
-            from dpmf.accountants.composed import Composed  # it imports dp_accounting, which takes a while
-
-            self._accountant = Composed(self._accountant)
         if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
             given = accountant.mechanism.name
             raise ArgumentError("accountant", f"must be prepared for this mechanism, got one for {given}")

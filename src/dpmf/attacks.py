@@ -11,19 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
 from dpmf import validation
-from dpmf.accountants.composed.pair import profile_points
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import DIRECTIONS, RELATIONS, Accountant, Direction, directions_of
-from dpmf.accountants.registry import resolve
+from dpmf.accountants.registry import covering, resolve
 from dpmf.accountants.renyi import Renyi
 from dpmf.api import DEFAULT_ACCOUNTANT
+from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
+from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
 
@@ -242,15 +245,6 @@ def tradeoff(
     )
 
 
-def prepared_for(mechanism: Mechanism, accountant: Accountant) -> Least:
-    """An accountant prepared for a mechanism with any batching, composed over throws where there are several."""
-    if mechanism.batching.fixed:
-        return Least.of(accountant.prepare(mechanism))
-    from dpmf.accountants.composed import Composed  # it imports dp_accounting, which takes a while
-
-    return Least.of(Composed(accountant).prepare(mechanism))
-
-
 def _rate(value: float) -> float:
     return validation.probability("false_positive_rates", value)
 
@@ -273,9 +267,17 @@ def _points(
     """ε and bounds on δ(ε), by direction, both monotone."""
     scale = min(max(_TUNING.spacing * mechanism.sensitivity / sigma, 1e-60), _TUNING.largest_spacing)
     interval = 2.0 ** round(math.log2(scale))
-    prepared = prepared_for(mechanism, accountant)
+    prepared = Least.of(covering(accountant, mechanism).prepare(mechanism))
+    if prepared.kind != "bound":
+        raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
     tail = max(_TUNING.reach * slack, 1e-14)
-    found = profile_points(prepared, sigma, interval, tail=tail)
+    if mechanism.batching.fixed:
+        found = Pairs(prepared).points(sigma, interval, tail=tail)
+    else:
+        profiles: dict[str, Profile] = {way: partial(_composed, prepared, sigma, way) for way in DIRECTIONS}
+        found = ProfilePoints(
+            interval, profiles, {way: prepared.epsilon(sigma, tail, way).value for way in DIRECTIONS}, tail
+        )
     found.refine(_TUNING.share)
     points: dict[Direction, tuple[Array, Array]] = {}
     for way in DIRECTIONS:
@@ -283,6 +285,11 @@ def _points(
         bounds = np.array([found.values[way][place] for place in places])
         points[way] = interval * np.array(places, dtype=np.float64), np.minimum.accumulate(np.minimum(bounds, 1.0))
     return points
+
+
+def _composed(prepared: Least, sigma: float, way: Direction, epsilons: Sequence[float], rough: bool) -> Sequence[float]:
+    """Bounds at many ε by an accountant that gets all of them from one distribution."""
+    return prepared.deltas(sigma, list(epsilons), way)
 
 
 def _lines(same: tuple[Array, Array], other: tuple[Array, Array]) -> Lines:

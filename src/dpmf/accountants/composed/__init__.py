@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.least import Least, Part
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
@@ -42,6 +42,9 @@ class _Tuning:
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
+      tail: the mass of losses that may count as infinite, where no target is known.
+      tail_share: the same as a part of the target δ.
+      least_tail: it is not made smaller than this.
     """
 
     spacing: float = 2e-3
@@ -50,6 +53,9 @@ class _Tuning:
     rough: float = 0.05
     roughness: float = 1.2
     kept: int = 8
+    tail: float = 1e-12
+    tail_share: float = 1e-5
+    least_tail: float = 1e-14
 
 
 _TUNING = _Tuning()
@@ -93,33 +99,36 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, Direction, bool], Any] = OrderedDict()
+        self._known: OrderedDict[tuple[float, Direction, float, bool], Any] = OrderedDict()
 
-    def _compose(self, noise_multiplier: float, direction: Direction, rough: bool) -> Any:
-        """The composed loss distribution, as dp_accounting holds it."""
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
+        """The composed loss distribution, as dp_accounting holds it; about `tail` of it may count as infinite."""
         raise NotImplementedError
 
-    def _losses(self, noise_multiplier: float, direction: Direction, rough: bool = False) -> Any:
+    def _losses(
+        self, noise_multiplier: float, direction: Direction, target_delta: float | None, rough: bool = False
+    ) -> Any:
+        tail = _TUNING.tail if target_delta is None else max(_TUNING.tail_share * target_delta, _TUNING.least_tail)
         return _remembered(
             self._known,
-            (noise_multiplier, direction, rough),
-            lambda: self._compose(noise_multiplier, direction, rough),
+            (noise_multiplier, direction, tail, rough),
+            lambda: self._compose(noise_multiplier, direction, tail, rough),
         )
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        return Evaluation(_delta(self._losses(noise_multiplier, direction), epsilon), self._details())
+        return Evaluation(_delta(self._losses(noise_multiplier, direction, target_delta), epsilon), self._details())
 
     def rough_delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(_delta(self._losses(noise_multiplier, direction, rough=True), epsilon))
+        return Evaluation(_delta(self._losses(noise_multiplier, direction, target_delta, rough=True), epsilon))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        losses = self._losses(noise_multiplier, direction)
+        losses = self._losses(noise_multiplier, direction, None)
         return [_delta(losses, epsilon) for epsilon in epsilons]
 
     def _details(self) -> dict[str, Any]:
@@ -155,14 +164,16 @@ class _Throws(_FromDistribution):
         super().__init__(name, mechanism)
         self._accountant = accountant
         self._throws = mechanism.batching.throws
-        self._pairs: OrderedDict[tuple[float, bool], DominatingPair] = OrderedDict()
+        self._pairs: OrderedDict[tuple[float, float, bool], DominatingPair] = OrderedDict()
 
     @cached_property
-    def _one_throw(self) -> Least:
-        return Least.of(self._accountant.prepare(self.mechanism.throw))
+    def _one_throw(self) -> Pairs:
+        return Pairs(Least.of(self._accountant.prepare(self.mechanism.throw)))
 
-    def _compose(self, noise_multiplier: float, direction: Direction, rough: bool) -> Any:
-        pair = _remembered(self._pairs, (noise_multiplier, rough), lambda: self._pair(noise_multiplier, rough))
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
+        pair = _remembered(
+            self._pairs, (noise_multiplier, tail, rough), lambda: self._pair(noise_multiplier, tail, rough)
+        )
         sign, masses, infinite = 1, pair.upper, pair.upper_only
         if direction == "add":
             sign, masses, infinite = -1, pair.lower, pair.lower_only
@@ -176,13 +187,14 @@ class _Throws(_FromDistribution):
             composed = composed.compose(gaussian._pmf_remove)  # it is the same in both directions
         return composed
 
-    def _pair(self, noise_multiplier: float, rough: bool) -> DominatingPair:
+    def _pair(self, noise_multiplier: float, tail: float, rough: bool) -> DominatingPair:
         throw = self.mechanism.throw
         variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
         share = _TUNING.rough if rough else _TUNING.fine
         spacing = _TUNING.rough_spacing if rough else _TUNING.spacing
         interval = _lattice(spacing, variance, self._throws)
-        return pair_of(self._one_throw, noise_multiplier, interval, share, rough=rough)
+        each = tail / self._throws
+        return self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=each)
 
 
 def _lattice(spacing: float, variance: float, throws: int) -> float:
@@ -199,7 +211,7 @@ class _PoissonSamples(_FromDistribution):
 
     cheap = True
 
-    def _compose(self, noise_multiplier: float, direction: Direction, rough: bool) -> Any:
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
         norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
