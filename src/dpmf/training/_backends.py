@@ -15,7 +15,7 @@ from dpmf.training._shards import Indices
 from dpmf.training._sources import NOISE, Source
 
 # Elements that are processed at once on a CPU. They stay in the processor's cache; the noise does not depend on it.
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 # Elements that a GPU draws from one seed. Another number gives other noise and needs a new `noise.FORMAT`.
 GPU_TILE = 1 << 22
 
@@ -28,9 +28,10 @@ class Backend(Protocol):
     def kept(self, copies: int, size: int) -> Any: ...
     def empty(self, size: int) -> Any: ...
     def draw(self, source: Source, step: int, array: int, whole: int, runs: tuple[Indices, Indices]) -> Any: ...
-    def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> None: ...
+    def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> Any: ...
     def drain(self, z: Any, kept: Any, start: int, decay: Any, weights: Any) -> None: ...
     def add(self, out: Any, x: Any, weight: float) -> None: ...
+    def scaled(self, x: Any, factor: float) -> Any: ...
     def handed_over(self, z: Any) -> Any: ...
     def generator(self, source: Source) -> str: ...
     def to_numpy(self, x: Any) -> np.ndarray[Any, Any]: ...
@@ -55,18 +56,23 @@ class CpuBackend:
     def draw(self, source: Source, step: int, array: int, whole: int, runs: tuple[Indices, Indices]) -> Any:
         if len(self._normals) == 0:
             self._normals = np.empty(self.chunk, self._dtype)
-        out = self._normals[: int(runs[1].sum())]
+        out = self._normals[: runs[1].sum()]
         source.normals(NOISE, step, array, runs, out)
         return out
 
-    def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> None:
-        kernels.combine(z, kept, start, step, weights.astype(self._dtype), keep_sum)
+    def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> Any:
+        kernels.combine(z, kept, start, step, weights, keep_sum)
+        return z
 
     def drain(self, z: Any, kept: Any, start: int, decay: Any, weights: Any) -> None:
-        kernels.drain(z, kept, start, decay.astype(self._dtype), weights.astype(self._dtype))
+        kernels.drain(z, kept, start, decay, weights)
 
     def add(self, out: Any, x: Any, weight: float) -> None:
         out += x * self._dtype.type(weight)
+
+    def scaled(self, x: Any, factor: float) -> Any:
+        x *= self._dtype.type(factor)
+        return x
 
     def generator(self, source: Source) -> str:
         return f"ChaCha{source.rounds}"
@@ -120,15 +126,19 @@ class DeviceBackend:
                 place, done = place + taken, done + taken
         return out
 
-    def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> None:
+    def combine(self, z: Any, kept: Any, start: int, step: int, weights: Any, keep_sum: bool) -> Any:
         past = kept[:, start : start + len(z)]
         m = len(past)
-        total = z * float(weights[0])
-        for j in range(1, m + 1):
+        if m == 0:
+            return z.mul_(float(weights[0]))
+        oldest = past[step % m]  # it is used for the last time here, and what is new takes its place
+        total = oldest.mul_(float(weights[m])) if keep_sum else oldest * float(weights[m])
+        for j in range(1, m):
             total.add_(past[(step - j) % m], alpha=float(weights[j]))
-        if m:
-            past[step % m] = total if keep_sum else z
-        z.copy_(total)
+        total.add_(z, alpha=float(weights[0]))
+        if not keep_sum:
+            oldest.copy_(z)
+        return total
 
     def drain(self, z: Any, kept: Any, start: int, decay: Any, weights: Any) -> None:
         past = kept[:, start : start + len(z)]
@@ -139,6 +149,9 @@ class DeviceBackend:
 
     def add(self, out: Any, x: Any, weight: float) -> None:
         out.add_(x, alpha=weight)
+
+    def scaled(self, x: Any, factor: float) -> Any:
+        return x * factor  # x may be what is kept
 
     def handed_over(self, z: Any) -> Any:
         return z

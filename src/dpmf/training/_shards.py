@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,22 +44,28 @@ class Shard:
             for whole, first, n in zip(self.whole, self.offset, self.shape, strict=True)
         )
 
+    @cached_property
+    def _cut(self) -> tuple[int, int, int]:
+        """The last dimension that is not whole, the length of the runs, and the size of the dimensions after it."""
+        cut = max((d for d, n in enumerate(self.shape) if n != self.whole[d]), default=0)
+        return cut, math.prod(self.shape[cut:]), math.prod(self.whole[cut + 1 :])
+
     def runs(self, first: int, count: int) -> tuple[Indices, Indices]:
         """Return where the runs of elements first ... first + count − 1 of the box begin in the array, and their
         lengths."""
-        cut = max((d for d, n in enumerate(self.shape) if n != self.whole[d]), default=0)  # later dimensions are whole
-        run = math.prod(self.shape[cut:])
         if count == 0:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        cut, run, inner = self._cut
+        if cut == 0:  # one run
+            start = self.offset[0] * inner if self.whole else 0
+            return np.array([start + first]), np.array([count])
         numbers = np.arange(first // run, (first + count - 1) // run + 1)
         place = np.zeros(len(numbers), np.int64)
-        if cut:
-            for index, offset, whole in zip(
-                np.unravel_index(numbers, self.shape[:cut]), self.offset, self.whole, strict=False
-            ):
-                place = place * whole + index + offset
-        inner = math.prod(self.whole[cut + 1 :])
-        starts = (place * self.whole[cut] + self.offset[cut]) * inner if self.whole else place
+        for index, offset, whole in zip(
+            np.unravel_index(numbers, self.shape[:cut]), self.offset, self.whole, strict=False
+        ):
+            place = place * whole + index + offset
+        starts = (place * self.whole[cut] + self.offset[cut]) * inner
         skipped = np.maximum(first - numbers * run, 0)
         counts = np.minimum(first + count - numbers * run, run) - skipped
         return starts + skipped, counts

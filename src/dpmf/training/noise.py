@@ -103,6 +103,7 @@ class NoiseStream:
         self._step = 0
         self._broken = False
         self._kept: list[Any] | None = None
+        self._row_weights: tuple[int, Any] | None = None
         self.complete = shards is None  # whether the shards of all ranks are known to make up the arrays
 
     @property
@@ -159,7 +160,7 @@ class NoiseStream:
                         self._backend.add(total, self._piece(t, array, start, count), 1.0)
                     piece = total
                 if self.plan.scale != 1.0:
-                    piece *= np.float32(self.plan.scale) if self.dtype == "float32" else self.plan.scale
+                    piece = self._backend.scaled(piece, self.plan.scale)
                 take(array, start, self._backend.handed_over(piece))
         self._step += 1
         self._broken = False
@@ -178,14 +179,20 @@ class NoiseStream:
         z = backend.draw(self._source, t, array, whole, runs)
         kept = self._past[array]
         if plan.method == "buffers":
-            backend.drain(z, kept, start, *plan.weights)
+            backend.drain(z, kept, start, *plan.weights.astype(self.dtype))
             return z
-        weights = plan.row(t)
-        if plan.method == "convolution":
-            backend.combine(z, kept, start, t, weights, False)
-        elif plan.copies or weights[0] != 1.0:
-            backend.combine(z, kept, start, t, np.append(1.0, -weights[1:]) / weights[0], True)
+        if plan.copies or self._weights(t)[0] != 1.0:
+            return backend.combine(z, kept, start, t, self._weights(t), plan.method == "back-substitution")
         return z
+
+    def _weights(self, t: int) -> Any:
+        """The factors of the normals of row t, and of what was kept 1, 2, ... steps before."""
+        if self._row_weights is None or self._row_weights[0] != t:
+            weights = self.plan.row(t)
+            if self.plan.method == "back-substitution":
+                weights = np.append(1.0, -weights[1:]) / weights[0]
+            self._row_weights = t, weights.astype(self.dtype)
+        return self._row_weights[1]
 
     @cached_property
     def _identity(self) -> dict[str, Any]:

@@ -119,6 +119,9 @@ def test_a_restored_sampler_goes_on_and_ranks_share(batching: Batching) -> None:
 def test_what_cannot_be_sampled_is_refused() -> None:
     with pytest.raises(ValueError, match="batching must be a BallsInBins, a Poisson or a Mechanism"):
         BatchSampler(20, OneThrow(5, 10))  # type: ignore[arg-type]
+    part = dpmf.Mechanism(dpmf.strategies.bsr(2), reshuffled(2, 6)).throw
+    with pytest.raises(ValueError, match="batching must be a BallsInBins or a Poisson"):
+        NoiseStream(part, [(3,)])
 
 
 class FixedBLT(BLT):
