@@ -46,14 +46,16 @@ class _Tuning:
       spacing: the lattice of ε, as a part of the μ of the mechanism without amplification.
       largest_spacing: the coarsest lattice.
       share: the relative loss of ε that straight lines between points may cost.
-      reach: points reach to where δ is this part of the slack.
+      reach: points reach to where δ is this part of the slack, where it can be evaluated that far out.
+      composed_reach: the same for composed distributions, whose transforms have rounding errors.
       orders: the largest Rényi order that is tried.
     """
 
     spacing: float = 1e-4
     largest_spacing: float = 1e-3
     share: float = 0.002
-    reach: float = 0.25
+    reach: float = 1e-3
+    composed_reach: float = 0.25
     orders: int = 64
 
 
@@ -275,9 +277,9 @@ def _points(
         found = Pairs(prepared).points(sigma, interval, tail=tail)
     else:
         profiles: dict[str, Profile] = {way: partial(_composed, prepared, sigma, way) for way in DIRECTIONS}
-        found = ProfilePoints(
-            interval, profiles, {way: prepared.epsilon(sigma, tail, way).value for way in DIRECTIONS}, tail
-        )
+        far = max(_TUNING.composed_reach * slack, 1e-10)
+        largest: dict[str, float] = {way: prepared.epsilon(sigma, far, way).value for way in DIRECTIONS}
+        found = ProfilePoints(interval, profiles, largest, tail)
     found.refine(_TUNING.share)
     points: dict[Direction, tuple[Array, Array]] = {}
     for way in DIRECTIONS:
