@@ -84,8 +84,8 @@ class Source(ABC):
 class Fast(Source):
     """Noise from ChaCha with 8 rounds; integers from numpy's SFC64, seeded by a hash of the key and the purpose.
 
-    Published attacks on ChaCha stop short of 8 rounds, and none is practical. The margin is small, though: whoever needs
-    one takes `Secure`.
+    Published attacks on ChaCha stop short of 8 rounds, and none is practical. The margin is small, though: `Secure` has
+    a large one.
     """
 
     name = "fast"
