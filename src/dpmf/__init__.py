@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dpmf.batching import Poisson as Poisson
     from dpmf.batching import cyclic_poisson as cyclic_poisson
     from dpmf.batching import reshuffled as reshuffled
+    from dpmf.designs import Design as Design
+    from dpmf.designs import design as design
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
@@ -49,6 +51,7 @@ _HOME = {
     "Calibration": "dpmf.results",
     "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",
+    "Design": "dpmf.designs",
     "Estimate": "dpmf.results",
     "Mechanism": "dpmf.mechanism",
     "MissingExtraError": "dpmf.errors",
@@ -60,6 +63,7 @@ _HOME = {
     "calibrate_to_attack": "dpmf.targets",
     "calibrate_to_mu": "dpmf.targets",
     "delta": "dpmf.api",
+    "design": "dpmf.designs",
     "epsilon": "dpmf.api",
     "error": "dpmf.workloads",
     "profile": "dpmf.api",
