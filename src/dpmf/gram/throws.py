@@ -11,7 +11,25 @@ from dpmf.numerics import Array
 from dpmf.strategies.base import ToeplitzStrategy
 
 
-def first_mean_of_throw(strategy: ToeplitzStrategy, batching: BallsInBins, bandwidth: int) -> Array:
+def rows_are_disjoint(strategy: ToeplitzStrategy, batching: BallsInBins) -> bool:
+    """Whether no row of C belongs to columns of two throws: the gap is as long as the memory of the noise."""
+    return batching.throws == 1 or strategy.bandwidth(batching.iterations) <= (batching.gap or 0) + 1
+
+
+def _folded(strategy: ToeplitzStrategy, batching: BallsInBins, rows: int) -> Array:
+    """Return the first mean of the first throw, in its first rows.
+
+    C is the matrix for all iterations: strategies may depend on their number, and normalised ones do.
+    """
+    b, m = batching.batches_per_epoch, batching.rethrow_every or batching.epochs
+    column = raised_column(strategy, batching.iterations)[:rows]
+    folded = column.copy()
+    for epoch in range(1, m):
+        folded[epoch * b :] += column[: rows - epoch * b]
+    return folded
+
+
+def first_mean_of_throw(strategy: ToeplitzStrategy, batching: BallsInBins) -> Array:
     """Return the first mean of one throw, in a layout in which mean i is the same sequence moved down by i.
 
     With a stride s the means of one group are the first one moved down by 0, s, 2s, ... rows. Their inner products are
@@ -22,28 +40,19 @@ def first_mean_of_throw(strategy: ToeplitzStrategy, batching: BallsInBins, bandw
     """
     b, s = batching.batches_per_epoch, batching.stride
     m, gap = batching.rethrow_every or batching.epochs, batching.gap or 0
-    separate = bandwidth <= gap + 1
-    rows = m * b + (gap if separate else 0) if batching.throws == 1 or separate else batching.iterations
-    column = raised_column(strategy, rows)
-    folded = column.copy()
-    for epoch in range(1, m):
-        folded[epoch * b :] += column[: rows - epoch * b]
-    bins = b // s
+    rows = min(m * b + gap if rows_are_disjoint(strategy, batching) else batching.iterations, batching.iterations)
+    folded = _folded(strategy, batching, rows)
     parts = []
     for residue in range(min(s, rows)):
-        parts += [folded[residue::s], np.zeros(bins)]
+        parts += [folded[residue::s], np.zeros(b // s)]
     return np.trim_zeros(np.concatenate(parts), "b")
 
 
-def largest_product_between_throws(strategy: ToeplitzStrategy, batching: BallsInBins, bandwidth: int) -> float:
+def largest_product_between_throws(strategy: ToeplitzStrategy, batching: BallsInBins) -> float:
     """Return an upper bound on the inner products of means of different throws; 0 where they have no row in common."""
-    gap = batching.gap or 0
-    if batching.throws == 1 or bandwidth <= gap + 1:
+    if rows_are_disjoint(strategy, batching):
         return 0.0
     b, m = batching.batches_per_epoch, batching.rethrow_every or batching.epochs
-    column = raised_column(strategy, batching.iterations)
-    folded = column.copy()
-    for epoch in range(1, m):
-        folded[epoch * b :] += column[: len(column) - epoch * b]
-    nearest = m * b + gap - (b - batching.stride)
+    folded = _folded(strategy, batching, batching.iterations)
+    nearest = m * b + (batching.gap or 0) - (b - batching.stride)
     return float(autocorrelation_upper(folded)[nearest:].max())

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
-
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from functools import cached_property, partial
+from typing import ClassVar
 
 from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least, Part
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
+from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
+from dpmf.loss.composition import Atoms, Composition
+from dpmf.loss.dominating_pair import DominatingPair
+from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon, least_epsilon
+from dpmf.loss.poisson import PoissonSample
+from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import UNIT, Array
-
-# Proof constant: the relative error of dp_accounting's transforms (docs/theory/floating-point.md, assumptions).
-_FFT_ERROR = 8 * UNIT
-_LEAST_NOISE = 0.1  # Poisson sampling with less noise than this is answered with δ = 1
+from dpmf.numerics import UNIT
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class _Tuning:
     Attributes:
       spacing: the lattice of losses, as a part of the deviation of the composed loss.
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
+      closed: the same where the bounds are closed forms.
+      tail: closed forms are followed up to the ε where δ of one throw falls below this.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
     """
@@ -43,6 +45,8 @@ class _Tuning:
     spacing: float = 2e-4
     fine: float = 0.002
     rough: float = 0.03
+    closed: float = 0.0005
+    tail: float = 1e-20
     roughness: float = 1.2
     kept: int = 8
 
@@ -71,7 +75,9 @@ class Composed(Accountant):
 
         **Formal guarantees.** Every bound is at least the true δ(ε) of the composed dominating pairs. The pair of one
         throw dominates (`dominating_pair`), its composition dominates the composition (Zhu, Dong & Wang 2022), masses
-        that are cut off count as infinite losses, and what the transforms may lose is added.
+        that are cut off count as infinite losses, and what the transforms may lose is added. Where means of different
+        throws have products of up to S, those are raised to S, which is one Gaussian mechanism of sensitivity
+        √(T(T − 1)·S) composed with T independent throws. No amplification at all is a second bound.
         """
         name = self.accountant.name
         if isinstance(mechanism.batching, BallsInBins) and mechanism.batching.throws == 1:
@@ -80,7 +86,10 @@ class Composed(Accountant):
             bound: PreparedAccountant = _PoissonSamples(name, mechanism)
         else:
             bound = _Throws(name, mechanism, self.accountant)
-        return Least(name, mechanism, [Part(name, lambda: (bound,))])
+        whole = Gaussian()
+        return Least(
+            name, mechanism, [Part(name, lambda: (bound,)), Part(whole.name, lambda: (whole.prepare(mechanism),))]
+        )
 
 
 class _FromDistribution(PreparedAccountant):
@@ -88,13 +97,13 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, bool], dict[Direction, Any]] = OrderedDict()
+        self._known: OrderedDict[tuple[float, bool], dict[Direction, Composition]] = OrderedDict()
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
-        """The composed loss distribution by direction."""
+    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Composition]:
+        """The composed loss by direction."""
         raise NotImplementedError
 
-    def _losses(self, noise_multiplier: float, rough: bool = False) -> dict[Direction, Any]:
+    def _losses(self, noise_multiplier: float, rough: bool = False) -> dict[Direction, Composition]:
         key = noise_multiplier, rough
         if key not in self._known:
             self._known[key] = self._compose(noise_multiplier, rough)
@@ -105,32 +114,19 @@ class _FromDistribution(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        return Evaluation(_delta(self._losses(noise_multiplier)[direction], epsilon), self._details())
+        value = self._losses(noise_multiplier)[direction].delta(epsilon)
+        return Evaluation(value, {"throws": self.mechanism.batching.throws})
 
     def rough_delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(_delta(self._losses(noise_multiplier, rough=True)[direction], epsilon))
+        return Evaluation(self._losses(noise_multiplier, rough=True)[direction].delta(epsilon))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         losses = self._losses(noise_multiplier)[direction]
-        return [_delta(losses, epsilon) for epsilon in epsilons]
-
-    def _details(self) -> dict[str, Any]:
-        return {"throws": self.mechanism.batching.throws}
-
-
-def _delta(losses: Any, epsilon: float) -> float:
-    """δ(ε) of a composed distribution, and what its transforms may have lost.
-
-    A transform of n numbers has an error of at most 8u·log₂ n of its norm; the masses have a norm of at most 1, and a
-    sum over n of them at most √n times the norm of the error.
-    """
-    size = max(float(losses.size), 2.0)
-    error = _FFT_ERROR * math.log2(size) * math.sqrt(size)
-    return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) * (1 + 64 * UNIT) + error)
+        return [losses.delta(epsilon) for epsilon in epsilons]
 
 
 class _Throws(_FromDistribution):
@@ -147,58 +143,63 @@ class _Throws(_FromDistribution):
     def _one_throw(self) -> Least:
         return Least.of(self._accountant.prepare(self.mechanism.throw))
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
-        throw = self.mechanism.throw
-        shared = self._throws * math.sqrt(self.mechanism.product_between_throws) / noise_multiplier * (1 + 8 * UNIT)
+    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Composition]:
+        throw, throws = self.mechanism.throw, self._throws
+        between = throws * (throws - 1) * self.mechanism.product_between_throws
+        shared = math.sqrt(between) / noise_multiplier * (1 + 8 * UNIT)
         variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
-        interval = _lattice(variance, self._throws)
+        interval = _lattice(throws * variance + shared**2)
         share = _TUNING.rough if rough else _TUNING.fine
         pair = pair_of(self._one_throw, noise_multiplier, interval, share, rough=rough)
-        found: dict[Direction, Any] = {}
-        sides: tuple[tuple[Direction, int, Array, float], ...] = (
-            ("remove", 1, pair.upper, pair.upper_only),
-            ("add", -1, pair.lower, pair.lower_only),
-        )
-        for direction, sign, masses, infinite in sides:
-            atoms = {sign * int(i): float(mass) for i, mass in zip(pair.losses, masses, strict=True)}
-            composed = pld_pmf.create_pmf(atoms, interval, infinite, True).self_compose(self._throws)
-            if shared > 0:
-                gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-                    1.0, sensitivity=shared, value_discretization_interval=interval
-                )
-                composed = composed.compose(gaussian._pmf_remove)  # it is the same in both directions
-            found[direction] = composed
-        return found
+        parts = [(pair, throws)]
+        if shared > 0:
+            parts.append((_gaussian_pair(shared, interval), 1))
+        return _by_direction(parts)
 
 
-def _lattice(variance: float, throws: int) -> float:
+def _by_direction(parts: Sequence[tuple[DominatingPair, int]]) -> dict[Direction, Composition]:
+    return {way: Composition([(Atoms.of(pair, way), count) for pair, count in parts]) for way in DIRECTIONS}
+
+
+def _lattice(variance: float) -> float:
     """A spacing of losses: a power of two near a part of the deviation of the composed loss.
 
-    `variance` is about that of the loss of one throw.
+    `variance` is about that of the composed loss.
     """
-    deviation = math.sqrt(throws * variance)
-    return 2.0 ** round(math.log2(_TUNING.spacing * min(max(deviation, 1e-3), 1e3)))
+    return 2.0 ** round(math.log2(_TUNING.spacing * min(max(math.sqrt(variance), 1e-3), 1e3)))
+
+
+def _gaussian_pair(sensitivity: float, interval: float) -> DominatingPair:
+    """A pair that dominates the Gaussian mechanism, for σ = 1."""
+
+    def deltas(epsilons: Sequence[float], _: bool) -> list[float]:
+        return [gaussian_delta(sensitivity, epsilon) for epsilon in epsilons]
+
+    largest = gaussian_epsilon(sensitivity, _TUNING.tail)
+    return _closed_pair(interval, dict.fromkeys(DIRECTIONS, deltas), dict.fromkeys(DIRECTIONS, largest))
+
+
+def _closed_pair(interval: float, profiles: Mapping[str, Profile], largest: Mapping[str, float]) -> DominatingPair:
+    return ProfilePoints(interval, profiles, largest).refine(_TUNING.closed)
 
 
 class _PoissonSamples(_FromDistribution):
-    """Iterations of a Gaussian mechanism on Poisson samples, by dp_accounting."""
+    """Iterations of a Gaussian mechanism on Poisson samples: the profile of one of them has a closed form."""
 
     cheap = True
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Any]:
+    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Composition]:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
         norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
-        sigma, rate = noise_multiplier / norm * (1 - 8 * UNIT), batching.sampling_rate
-        if sigma < _LEAST_NOISE:
-            everything = pld_pmf.create_pmf({}, 1.0, 1.0, True)
-            return {"remove": everything, "add": everything}
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=rate,
-            value_discretization_interval=_lattice(rate**2 * math.expm1(sigma**-2), batching.throws),
-        )
-        return {
-            "remove": one._pmf_remove.self_compose(batching.throws),
-            "add": one._pmf_add.self_compose(batching.throws),
-        }
+        scale, rate = norm / noise_multiplier * (1 + 8 * UNIT), batching.sampling_rate
+        variance = batching.throws * rate**2 * math.expm1(min(scale**2, 100.0))
+        sampled = PoissonSample(scale, rate)
+        ways: dict[str, Callable[[float], float]] = {way: partial(sampled.delta, direction=way) for way in DIRECTIONS}
+        profiles: dict[str, Profile] = {way: partial(_asked, delta) for way, delta in ways.items()}
+        largest = {way: least_epsilon(delta, _TUNING.tail) for way, delta in ways.items()}
+        return _by_direction([(_closed_pair(_lattice(variance), profiles, largest), batching.throws)])
+
+
+def _asked(delta: Callable[[float], float], epsilons: Sequence[float], _: bool) -> list[float]:
+    return [delta(epsilon) for epsilon in epsilons]
