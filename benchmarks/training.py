@@ -37,7 +37,7 @@ def main() -> None:
     from dpmf.training._loader import Deliveries
     from dpmf.training._optimizer import CorrelatedDPOptimizer
     from dpmf.training.noise import NoiseStream
-    from dpmf.training.sampler import BallsInBinsSampler
+    from dpmf.training.sampler import BatchSampler
 
     torch.set_num_threads(1)
     options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 1}
@@ -59,7 +59,7 @@ def main() -> None:
     for name, strategy, how in ROWS:
         mechanism = Mechanism(strategy, BallsInBins(10, 10))
         noise = NoiseStream(mechanism, [tuple(p.shape) for p in layers], backend="torch", seed=1, **how)
-        deliveries = Deliveries(BallsInBinsSampler(100, mechanism, seed=1), lambda: 0)  # only add_noise is called
+        deliveries = Deliveries(BatchSampler(100, mechanism, seed=1), lambda: 0)  # only add_noise is called
         optimizer = CorrelatedDPOptimizer(
             torch.optim.SGD(layers, lr=0.1), noise=noise, deliveries=deliveries, **options
         )  # fmt: skip

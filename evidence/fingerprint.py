@@ -25,13 +25,13 @@ PACKAGE = Path(dpmf.__file__).parent  # of what is imported, wherever that is
 NOT_RECORDED = "not recorded"  # the code of numbers that are older than the habit of writing it down
 
 # Rooms of the package that no bound depends on.
-_NO_BOUNDS = ("cli", "integrations", "training", "web", "report.py", "verification.py")
+_NO_BOUNDS = ("cli", "integrations", "training", "web", "report.py", "verification.py", "workloads.py", "design")
 # What every cell goes through. The front door (`dpmf.api`) is hashed alone: its imports lead to every accountant.
 _SHARED = ("dpmf.calibration", "dpmf.mechanism", "dpmf.strategies.closed_form", "dpmf.lower_bounds")
 _ALONE = ("dpmf.api",)
 # Packages whose own file computes nothing and only leads to others.
 _DOORS = ("dpmf", "dpmf.accountants", "dpmf.strategies")
-_OPTIMISED = ("dpmf.strategies.optimised", "dpmf.strategies.banded_inverse")
+_OPTIMISED = ("dpmf.strategies.unamplified", "dpmf.strategies.banded_inverse")
 _OPTIMISED_NAMES = ("bandmf", "bandinvmf", "blt")
 # Quantities that ask an accountant for something else than its answer.
 _EXTRA = {"hazard": ("conditional",), "divergence": ("renyi",)}

@@ -8,7 +8,7 @@ import importlib
 import dpmf
 from dpmf.accountants import Gaussian
 
-_MODULES = "dpmf.strategies.optimised evidence.engine evidence.backends dpmf.training._optimizer"
+_MODULES = "dpmf.strategies.unamplified evidence.engine evidence.backends dpmf.training._optimizer"
 for _name in _MODULES.split():
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)

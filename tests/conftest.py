@@ -1,14 +1,20 @@
-"""What all tests share: no test reads or writes the user's cache."""
+"""What all tests share: one thread for each process, and no test reads or writes the user's cache."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from dpmf.strategies import cache
+# Every core has a test process of its own. Threads that help with small matrices would double the processor time. This
+# comes before numpy, which asks once; the processes that tests start inherit it.
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+from dpmf.strategies import cache  # noqa: E402
 
 # The same examples in every run, so that a red one says something about the change.
 settings.register_profile("dpmf", derandomize=True, deadline=None)

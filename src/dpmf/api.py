@@ -19,8 +19,7 @@ from dpmf.accountants.protocol import (
     PreparedAccountant,
     directions_of,
 )
-from dpmf.accountants.registry import resolve
-from dpmf.batching import Poisson
+from dpmf.accountants.registry import covering
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -58,12 +57,9 @@ class _Question:
         self._with_lower = validation.flag("with_lower", with_lower)
         self._seconds = None if time_budget is None else validation.positive("time_budget", time_budget)
         self._bytes = None if memory_budget is None else validation.positive("memory_budget", memory_budget)
-        self._accountant = accountant if isinstance(accountant, PreparedAccountant) else resolve(accountant)
+        asked = accountant if isinstance(accountant, PreparedAccountant) else covering(accountant, mechanism)
+        self._accountant = asked
         self.name, self.kind, self.late = self._accountant.name, "bound", False
-        if not mechanism.batching.fixed and isinstance(self._accountant, Accountant):
-            from dpmf.accountants.composed import Composed  # it imports dp_accounting, which takes a while
-
-            self._accountant = Composed(self._accountant)
         if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
             given = accountant.mechanism.name
             raise ArgumentError("accountant", f"must be prepared for this mechanism, got one for {given}")
@@ -85,7 +81,7 @@ class _Question:
 
     def lower(self, bound: Callable[[], T]) -> T | None:
         """Certified lower bounds, where they were asked for."""
-        if not self._with_lower or isinstance(self._mechanism.batching, Poisson):
+        if not self._with_lower:
             return None
         seconds = None if self._seconds is None else _LOWER_SHARE * self._seconds
         with budget.time_limit(seconds), budget.memory_limit(self._bytes):
@@ -143,7 +139,7 @@ def delta(
     with question.asked() as source:
         found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_delta(mechanism.throw, sigma, epsilon, direction))
+    below = question.lower(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[binding].value)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -184,7 +180,7 @@ def epsilon(
     with question.asked() as source:
         found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism.throw, sigma, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=found[binding].value, delta=delta)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -241,9 +237,7 @@ def profile(
         }
     deltas = np.max(list(by_direction.values()), axis=0)
     points = grid.tolist()
-    below = question.lower(
-        lambda: np.array([lower_bounds.lower_delta(mechanism.throw, sigma, e, direction) for e in points])
-    )
+    below = question.lower(lambda: np.array([lower_bounds.lower_delta(mechanism, sigma, e, direction) for e in points]))
     return PrivacyProfile(
         noise_multiplier=sigma,
         epsilons=grid,
@@ -318,7 +312,7 @@ def calibrate(
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {source.name} is not monotone around noise multiplier {sigma:g}")
-    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism.throw, epsilon, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, direction))
     answer = question.answer(
         found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[worst].value,
         target_epsilon=epsilon, target_delta=delta,

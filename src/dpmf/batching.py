@@ -24,7 +24,7 @@ def _shape(epochs: int, batches_per_epoch: int) -> tuple[int, int]:
     return k, b
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class BallsInBins:
     """Balls-in-bins ("random allocation") batching.
 
@@ -91,6 +91,16 @@ class BallsInBins:
         for name, value in zip(names, fields, strict=True):
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        """The call that makes it, without options that have their usual value."""
+        cut = self.throws == 1 and self.iterations != self.epochs * self.batches_per_epoch
+        options: dict[str, object] = {"epochs": self.epochs, "batches_per_epoch": self.batches_per_epoch}
+        options |= {"iterations": self.iterations} if cut else {}
+        options |= {"rethrow_every": self.rethrow_every} if self.throws > 1 else {}
+        options |= {"stride": self.stride} if self.stride > 1 else {}
+        options |= {"gap": self.gap} if self.gap is not None else {}
+        return f"BallsInBins({', '.join(f'{name}={value}' for name, value in options.items())})"
+
     @classmethod
     def from_iterations(cls, iterations: int, batches_per_epoch: int) -> BallsInBins:
         """Return the batching for N iterations over b fixed bins, with as many epochs as that takes."""
@@ -118,12 +128,17 @@ class BallsInBins:
     @property
     def name(self) -> str:
         """How the batching prints, e.g. ``k=10, b=100``."""
-        parts = [f"k={self.epochs}, b={self.batches_per_epoch}"]
+        cut = self.throws == 1 and self.iterations != self.epochs * self.batches_per_epoch
+        parts = [f"k={self.epochs}, b={self.batches_per_epoch}", f"N={self.iterations}" if cut else "", self.kind]
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def kind(self) -> str:
+        """How bins are thrown, e.g. ``reshuffled, gap 3``; empty for fixed bins without a stride."""
+        parts = []
         if self.throws > 1:
             parts.append("reshuffled" if self.rethrow_every == 1 else f"thrown anew every {self.rethrow_every} epochs")
             parts += [f"gap {self.gap}"] if self.gap else []
-        elif self.iterations != self.epochs * self.batches_per_epoch:
-            parts.append(f"N={self.iterations}")
         if self.stride > 1:
             parts.append(f"stride {self.stride}")
         return ", ".join(parts)
@@ -180,8 +195,12 @@ class Poisson:
     @property
     def name(self) -> str:
         """How the batching prints, e.g. ``k=10, b=100, Poisson``."""
-        kind = "Poisson" if self.period == 1 else f"cyclic Poisson of period {self.period}"
-        return f"k={self.epochs}, b={self.batches_per_epoch}, {kind}"
+        return f"k={self.epochs}, b={self.batches_per_epoch}, {self.kind}"
+
+    @property
+    def kind(self) -> str:
+        """``Poisson``, or ``cyclic Poisson of period 4``."""
+        return "Poisson" if self.period == 1 else f"cyclic Poisson of period {self.period}"
 
 
 def cyclic_poisson(epochs: int, batches_per_epoch: int, period: int) -> Poisson:
@@ -205,6 +224,11 @@ class OneThrow:
     epochs: int = 1
     throws: int = 1
     fixed: bool = True
+
+    @property
+    def kind(self) -> str:
+        """Nothing that a reader has to be told."""
+        return ""
 
     @property
     def name(self) -> str:

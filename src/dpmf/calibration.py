@@ -203,15 +203,16 @@ class _Contest:
     def _search(self, place: int, near: float, tolerance: float, step: float) -> None:
         """Search for the root of a bound: with rough bounds first, with fine bounds near the answer."""
         close = (place, near) in self._asked
+        rough_holds = self._members[place].kind == "bound"  # few samples give no confidence limit
 
         def evaluate(sigma: float) -> Evaluation:
-            rough = self._roughly(place, sigma) if tolerance >= _CRUDE else None
+            rough = self._roughly(place, sigma) if tolerance >= _CRUDE and rough_holds else None
             return self._evaluate(place, sigma) if rough is None else rough
 
         found = least_noise(
             evaluate, self._delta, near, tolerance, step,
             rough=None if close else lambda sigma: self._roughly(place, sigma),
-            roughness=self._members[place].roughness,
+            roughness=self._members[place].roughness, rough_holds=rough_holds,
         )  # fmt: skip
         if found is not None and (self.best is None or found[0] < self.best[0]):
             self.best = LeastNoise(*found, self._members[place])

@@ -54,6 +54,8 @@ def certificate(
     epsilon = validation.non_negative("epsilon", epsilon)
     if not isinstance(mechanism, Mechanism):
         raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    if not mechanism.batching.fixed:
+        raise ArgumentError("batching", f"must be fixed bins for a certificate, got {mechanism.batching.kind}")
     asked = suitable(mechanism, "bound") if accountants is None else [resolve(a) for a in accountants]
     found: dict[Direction, Proof] = {}
     for accountant in asked:

@@ -23,6 +23,7 @@ from dpmf.gram.throws import first_mean_of_throw, largest_product_between_throws
 from dpmf.numerics import UNIT, Array, sum_of_squares
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 from dpmf.strategies.explicit import coefficients
+from dpmf.strategies.streaming import how_to_stream
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,16 @@ class Mechanism:
     def name(self) -> str:
         """How the mechanism prints, e.g. ``BSR(p=4), k=10, b=100``."""
         return f"{self.strategy.name}, {self.batching.name}"
+
+    @cached_property
+    def noise_copies(self) -> int:
+        """How many arrays of the size of the model training keeps between steps to add C⁻¹Z.
+
+        0 is independent noise, or a C without any band or buffers: row t is then computed from t + 1 normals that are
+        drawn again (`dpmf.strategies.streaming.how_to_stream` tells them apart). Each copy has the precision of the
+        noise, four bytes per parameter by default.
+        """
+        return how_to_stream(self.strategy, self.batching.iterations).copies
 
     @cached_property
     def gram(self) -> Array:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmf import api, validation
+from dpmf.accountants.registry import covering
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.files import write_atomically
 from dpmf.formatting import given, lower, upper
@@ -110,7 +111,8 @@ def compare(
     cells: list[Cell] = []
     complete = True
     # Each accountant is prepared once, because what does not depend on σ is shared by all ε.
-    todo = [(prepared, epsilon) for prepared in [a.prepare(mechanism) for a in accountants] for epsilon in grid]
+    ready = [covering(accountant, mechanism).prepare(mechanism) for accountant in accountants]
+    todo = [(prepared, epsilon) for prepared in ready for epsilon in grid]
     from rich.console import Console
     from rich.progress import track
 

@@ -33,6 +33,7 @@ def least_noise(
     step: float = 0.5,
     rough: Callable[[float], Answer | None] | None = None,
     roughness: float = 1.0,
+    rough_holds: bool = True,
 ) -> tuple[float, Answer] | None:
     """The least σ (or ε) found with evaluate(σ).value ≤ target_delta.
 
@@ -44,6 +45,7 @@ def least_noise(
       step: how far from the start, in log σ, the first step may go.
       rough: cheap bounds that are about `roughness` times larger; they lead to where the search begins.
       roughness: see `rough`.
+      rough_holds: whether `rough` gives bounds; estimates may lead the search, but are no answers.
 
     Returns:
       σ and its evaluation, or None where no σ up to 2⁶⁰·start meets the target. Where the time budget ends the
@@ -62,7 +64,7 @@ def least_noise(
         evaluation = ask(sigma)
         if evaluation is None:
             raise _NotRoughly
-        if evaluation.value <= target_delta:
+        if evaluation.value <= target_delta and (rough_holds or ask is evaluate):
             met[sigma] = evaluation
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
@@ -127,6 +129,8 @@ def _bracket(
             return None if sign > 0 else (there, there)
         seen = (excess(here) - excess(there)) / (there - here)
         here, step = there, max(2 * step, most)
+        if sign < 0:  # bounds at far too little noise cost more than a few steps
+            step = min(step, 2 * most)
         slope = seen if seen > 0 else slope / 2
 
 

@@ -22,7 +22,8 @@ from dpmf import lower_bounds as lower
 from dpmf._version import __version__
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Direction, directions_of
-from dpmf.accountants.registry import resolve, suitable
+from dpmf.accountants.registry import covering, resolve, suitable
+from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.formatting import lower as rounded_down
@@ -73,6 +74,7 @@ class Verification:
 
     mechanism: str
     strategy: str
+    batching: str
     epochs: int
     batches_per_epoch: int
     iterations: int
@@ -141,10 +143,10 @@ def verify(
     sampler = MonteCarlo(samples=samples, seed=seed)
     if not isinstance(mechanism, Mechanism):
         raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-    asked = suitable(mechanism, "bound") if accountants is None else [resolve(a) for a in accountants]
-    if len({a.name for a in asked}) < 2:
+    asked = [resolve(a) for a in accountants or ()] or suitable(mechanism, "bound") or [resolve(api.DEFAULT_ACCOUNTANT)]
+    if len({a.name for a in asked}) < 2 and not isinstance(mechanism.batching, Poisson):
         raise ArgumentError("accountants", f"must be at least two different ones, got {[a.name for a in asked]}")
-    prepared = [(a, a.prepare(mechanism)) for a in asked]
+    prepared = [(a, covering(a, mechanism).prepare(mechanism)) for a in asked]
     for _, one in prepared:
         if one.kind != "bound":
             raise ArgumentError("accountants", f"must be deterministic, {one.name} is not")
@@ -157,7 +159,6 @@ def verify(
     bounds: list[CheckedBound] = []
     below: dict[str, float] = {}
     sampled: list[Sampled] = []
-    sampling = sampler.prepare(mechanism)
     for way in one_ways:
         for accountant, one in prepared:
             progress.say(f"{one.name}, {way}")
@@ -173,17 +174,19 @@ def verify(
             )  # fmt: skip
         progress.say(f"lower bound, {way}")
         below[way] = lower.lower_delta(mechanism, noise_multiplier, epsilon, way)
-        progress.say(f"sampling, {way}")
-        sampled.append(_sample(sampling, noise_multiplier, epsilon, way))
+        if mechanism.batching.fixed:  # the losses of several throws are not sampled
+            progress.say(f"sampling, {way}")
+            sampled.append(_sample(sampler.prepare(mechanism), noise_multiplier, epsilon, way))
     least = max(min(b.delta for b in bounds if b.direction == way) for way in one_ways)
     batching = mechanism.batching
     return Verification(
         mechanism=mechanism.name,
         strategy=mechanism.strategy.name,
+        batching="balls in bins" if batching.fixed else batching.kind,
         epochs=batching.epochs,
         batches_per_epoch=batching.batches_per_epoch,
         iterations=batching.iterations,
-        gram_digest=hashlib.sha256(np.ascontiguousarray(mechanism.gram, dtype="<f8").tobytes()).hexdigest(),
+        gram_digest=_digest(mechanism),
         sensitivity=mechanism.sensitivity,
         noise_multiplier=float(noise_multiplier),
         calibrated=calibrated,
@@ -198,6 +201,13 @@ def verify(
         certified=least <= target,
         versions=_versions(),
     )
+
+
+def _digest(mechanism: Mechanism) -> str:
+    """The SHA-256 of the Gram matrix of one throw; of Poisson samples, which have none, of the sensitivity."""
+    poisson = isinstance(mechanism.batching, Poisson)
+    described = np.array([mechanism.sensitivity]) if poisson else mechanism.throw.gram
+    return hashlib.sha256(np.ascontiguousarray(described, dtype="<f8").tobytes()).hexdigest()
 
 
 def _sample(sampling: Any, sigma: float, epsilon: float, way: Direction) -> Sampled:
@@ -256,7 +266,7 @@ def _page(v: Verification) -> str:
         *(f"- {line}" for line in v.contradictions), *([""] if v.contradictions else []),
         "| input | |", "|---|---|",
         f"| strategy | {v.strategy} |",
-        f"| batching | balls in bins: {v.epochs} epochs of {v.batches_per_epoch} batches, {v.iterations} iterations |",
+        f"| batching | {v.batching}: {v.epochs} epochs of {v.batches_per_epoch} batches, {v.iterations} iterations |",
         f"| noise multiplier | {v.noise_multiplier!r}{' (calibrated)' if v.calibrated else ''}, clipping norm 1 |",
         f"| target | ε = {epsilon}, δ = {target}, {directions} |",
         f"| sensitivity without amplification | {upper(v.sensitivity)} |",

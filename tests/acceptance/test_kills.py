@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpmf
-from dpmf.training import BallsInBinsSampler, NoiseStream, checkpoint
+from dpmf.training import BatchSampler, NoiseStream, checkpoint
 
 MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(4, 25))
 
@@ -21,7 +21,7 @@ MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(4, 25))
 def _train(path: Path, log: Path) -> None:
     """A run that saves after every step and writes down what it released; goes on from where its file says."""
     noise = NoiseStream(MECHANISM, [(500,)], seed=1)
-    sampler = BallsInBinsSampler(100, MECHANISM, seed=1)
+    sampler = BatchSampler(100, MECHANISM, seed=1)
     model = np.zeros(500, dtype=np.float32)
     if path.exists():
         state = checkpoint.load(path)

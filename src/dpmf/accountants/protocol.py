@@ -100,6 +100,13 @@ class PreparedAccountant(ABC):
         """
         return None
 
+    def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """Bounds on δ at many ε, rough ones where there are any."""
+        if self.roughness == 1:
+            return self.deltas(noise_multiplier, epsilons, direction)
+        found = (self.rough_delta(noise_multiplier, epsilon, direction) for epsilon in epsilons)
+        return [1.0 if one is None else one.value for one in found]
+
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """Bounds on δ at many ε. Those that a budget does not reach are 1.
 

@@ -18,6 +18,7 @@ from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Role, suited
 from dpmf.accountants.renyi import Renyi
+from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 
@@ -39,6 +40,9 @@ ACCOUNTANTS: dict[str, type[Accountant]] = {
 }
 
 
+_SLOW_PROFILES = ("conditional", "renyi")  # the chain is tighter and faster at many ε of one throw
+
+
 def resolve(accountant: str | Accountant) -> Accountant:
     """The accountant itself, or the one of that name with default options."""
     if isinstance(accountant, Accountant):
@@ -46,14 +50,38 @@ def resolve(accountant: str | Accountant) -> Accountant:
     return ACCOUNTANTS[validation.choice("accountant", accountant, tuple(ACCOUNTANTS))]()
 
 
+def covering(accountant: str | Accountant, mechanism: Mechanism) -> Accountant:
+    """The accountant itself; where records are thrown into bins several times, one that composes its bounds.
+
+    **Formal guarantees.** Those of the accountant, and of `Composed` where there are several throws.
+    """
+    chosen = resolve(accountant)
+    if mechanism.batching.fixed:
+        return chosen
+    from dpmf.accountants.composed import Composed  # it imports dp_accounting, which takes a while
+
+    if isinstance(mechanism.batching, Poisson) and chosen.role != "combined":
+        raise validation.wrong("accountant", '"best" or "auto" for Poisson samples', chosen.name)
+    return Composed(chosen)
+
+
 def suitable(mechanism: Mechanism, *roles: Role) -> list[Accountant]:
     """The accountants that suit a mechanism, with default options, in the order of the registry.
+
+    Where there are several throws, those that bound one throw at many ε in little time. Poisson samples have a bound of
+    their own, which `best` asks.
 
     Args:
       mechanism: the mechanism that they are to be used with.
       roles: which kinds of accountants to consider; all of them where none is named.
     """
-    return suited((cls() for cls in ACCOUNTANTS.values() if not roles or cls.role in roles), mechanism)
+    considered = [cls() for cls in ACCOUNTANTS.values() if not roles or cls.role in roles]
+    if mechanism.batching.fixed:
+        return suited(considered, mechanism)
+    if isinstance(mechanism.batching, Poisson):
+        return [accountant for accountant in considered if accountant.role == "combined"]
+    quick = [a for a in considered if a.role in ("bound", "combined") and a.name not in _SLOW_PROFILES]
+    return suited(quick, mechanism.throw)
 
 
 def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:

@@ -55,7 +55,7 @@ def _accountants() -> Any:
 StrategyName = Annotated[
     str,
     typer.Option(
-        help="dpsgd, bsr, bisr, bandmf, bandinvmf, blt, coefficients or matrix (see: dpmf strategies).",
+        help="dpsgd, bsr, bisr, lcgd, power, bandmf, bandinvmf, blt, coefficients or matrix (see: dpmf strategies).",
         autocompletion=_completed(_strategies),
     ),
 ]
@@ -85,6 +85,8 @@ Bandwidth = Annotated[
     int | None, typer.Option(help="Bandwidth p of C (bsr, bandmf) or of its inverse (bisr, bandinvmf).")
 ]
 Buffers = Annotated[int | None, typer.Option(help="Number of buffers of a BLT. [default: chosen by the optimiser]")]
+Decay = Annotated[float | None, typer.Option(help="λ of lcgd and power, between 0 and 1.")]
+Exponent = Annotated[float | None, typer.Option(help="a of the power series (1 − λx)^(−a), between 0 and 1.")]
 File = Annotated[Path | None, typer.Option(help="File of coefficients (.npy, .csv, .txt) or a matrix (.npy, .csv).")]
 Normalized = Annotated[bool, typer.Option("--normalized", help="Divide C by its largest column norm first.")]
 AccountantName = Annotated[
@@ -141,6 +143,8 @@ def mechanism_from(
     gap: Gap = None,
     dataset_size: DatasetSize = None,
     batch_size: BatchSize = None,
+    decay: Decay = None,
+    exponent: Exponent = None,
 ) -> "Mechanism":
     """Build the mechanism that the options describe."""
     from dpmf import Mechanism, strategies
@@ -155,7 +159,9 @@ def mechanism_from(
         print(f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average", file=sys.stderr)
     elif dataset_size is not None or batch_size is not None:
         raise ArgumentError("batches_per_epoch", "must be left out where dataset_size and batch_size are given")
-    chosen = strategies.build(strategy, bandwidth=bandwidth, buffers=buffers, file=file, normalized=normalized)
+    chosen = strategies.build(
+        strategy, bandwidth=bandwidth, buffers=buffers, file=file, decay=decay, exponent=exponent, normalized=normalized
+    )
     width = chosen.bandwidth(batches_per_epoch) if batching.startswith("cyclic") else 1
     batches = build(
         batching, epochs, batches_per_epoch, bandwidth=width, iterations=iterations,

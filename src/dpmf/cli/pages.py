@@ -30,8 +30,10 @@ def explore(
 
 @functools.wraps(mechanism_from)
 def _described(**options: Any) -> "tuple[Mechanism, dict[str, Any]]":
-    """Return the mechanism and the options that describe it."""
-    return mechanism_from(**options), options
+    """Return the mechanism and the options that describe it, with the number of batches that sizes stand for."""
+    mechanism = mechanism_from(**options)
+    described = {name: value for name, value in options.items() if name not in ("dataset_size", "batch_size")}
+    return mechanism, described | {"batches_per_epoch": mechanism.batching.batches_per_epoch}
 
 
 @takes(_described)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpmf import budget
 from dpmf.batching import BallsInBins
 from dpmf.gram.means import raised_column
 from dpmf.gram.sums import autocorrelation_upper
@@ -56,3 +57,26 @@ def largest_product_between_throws(strategy: ToeplitzStrategy, batching: BallsIn
     folded = _folded(strategy, batching, batching.iterations)
     nearest = m * b + (batching.gap or 0) - (b - batching.stride)
     return float(autocorrelation_upper(folded)[nearest:].max())
+
+
+def lower_gram_of_throws(strategy: ToeplitzStrategy, batching: BallsInBins) -> list[tuple[Array, int]]:
+    """Return Gram matrices that are at most those of the throws, in every entry, and of how many throws each.
+
+    A throw that another one follows has its own rows and those of the gap, at least; the last throw has no gap. Bins
+    are those of the first group. `Mechanism.gram_error` bounds the relative error of the entries, with what computed
+    coefficients were raised by.
+    """
+    from dpmf.kernels import announce_compilation
+    from dpmf.kernels.gram import toeplitz_gram
+
+    b, s = batching.batches_per_epoch, batching.stride
+    m, gap = batching.rethrow_every or batching.epochs, batching.gap or 0
+    budget.require(8.0 * b * b, f"the {b} × {b} Gram matrix", "batches_per_epoch")
+    announce_compilation(toeplitz_gram)
+    found = []
+    for rows, count in ((m * b + gap, batching.throws - 1), (m * b, 1)):
+        gram = np.empty((b, b))
+        folded = _folded(strategy, batching, min(rows, batching.iterations))
+        toeplitz_gram(folded, 0, b, gram)
+        found.append((np.ascontiguousarray(gram[::s, ::s]), count))
+    return found

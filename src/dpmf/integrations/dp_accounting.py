@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,13 +19,14 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_distribution
 
 from dpmf import validation
-from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
-from dpmf.batching import BallsInBins
+from dpmf.batching import BallsInBins, Poisson
 from dpmf.mechanism import Mechanism
+from dpmf.numerics import UNIT
 from dpmf.strategies.base import Strategy
 
 NeighboringRelation = privacy_accountant.NeighboringRelation
@@ -38,19 +40,21 @@ _CACHED = 64  # how many distributions are kept, a few hundred numbers each
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
-    """A matrix mechanism run on balls-in-bins batches.
+    """A matrix mechanism run on balls-in-bins batches, or on those of another batching.
 
-    Each record is assigned to one of b bins, independently and uniformly, and takes part in the iterations i, i + b,
-    i + 2b, ... of its bin i. With x_t the sum of the (clipped) contributions of the records of iteration t, the
-    mechanism releases C·x + Z, where C is the strategy and Z has independent entries N(0, σ²) for a record whose
-    contributions have norm at most 1. Contributions may depend on what was released before.
+    With fixed bins each record is assigned to one of b bins, independently and uniformly, and takes part in the
+    iterations i, i + b, i + 2b, ... of its bin i. With x_t the sum of the (clipped) contributions of the records of
+    iteration t, the mechanism releases C·x + Z, where C is the strategy and Z has independent entries N(0, σ²) for a
+    record whose contributions have norm at most 1. Contributions may depend on what was released before.
 
     Attributes:
       strategy: C, as given: nothing is column-normalised.
       epochs: k, how often every bin is used.
       batches_per_epoch: b, the number of bins.
       noise_multiplier: σ, for clipping norm 1; 0 is no privacy.
-      iterations: N, by default k·b. A smaller N with (k−1)·b < N cuts off the last epoch.
+      iterations: N, by default k·b and the gaps. A smaller N with (k−1)·b < N cuts off the last epoch of fixed bins.
+      batching: how records get into batches, where bins are not fixed (`dpmf.reshuffled`, `dpmf.Poisson`, ...); it has
+        the same epochs and batches.
     """
 
     strategy: Strategy
@@ -58,10 +62,16 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     batches_per_epoch: int
     noise_multiplier: float
     iterations: int | None = None
+    batching: BallsInBins | Poisson | None = None
 
     def __attrs_post_init__(self) -> None:
         sigma = validation.non_negative("noise_multiplier", self.noise_multiplier)
-        mechanism = Mechanism(self.strategy, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
+        fixed = BallsInBins(self.epochs, self.batches_per_epoch, None if self.batching else self.iterations)
+        mechanism = Mechanism(self.strategy, self.batching or fixed)
+        batching = mechanism.batching
+        if (batching.epochs, batching.batches_per_epoch) != (fixed.epochs, fixed.batches_per_epoch):
+            raise validation.wrong("batching", f"of {fixed.name}", batching)
+        object.__setattr__(self, "batching", None if batching.fixed else batching)
         # All fields are normalised, so that equal mechanisms are equal events.
         object.__setattr__(self, "strategy", mechanism.strategy)
         for name in ("epochs", "batches_per_epoch", "iterations"):
@@ -74,12 +84,14 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         if not isinstance(mechanism, Mechanism):
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         bins = mechanism.batching
-        return cls(mechanism.strategy, bins.epochs, bins.batches_per_epoch, noise_multiplier, bins.iterations)
+        other = bins if isinstance(bins, BallsInBins | Poisson) and not bins.fixed else None
+        return cls(mechanism.strategy, bins.epochs, bins.batches_per_epoch, noise_multiplier, bins.iterations, other)
 
     @property
     def mechanism(self) -> Mechanism:
         """The mechanism that is run, which does not include the noise multiplier."""
-        return Mechanism(self.strategy, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
+        fixed = BallsInBins(self.epochs, self.batches_per_epoch, None if self.batching else self.iterations)
+        return Mechanism(self.strategy, self.batching or fixed)
 
 
 @contextlib.contextmanager
@@ -101,15 +113,30 @@ def _cached_distribution(
     """Return the distribution, and the mass of finite losses in the direction that has less of it."""
     mechanism = event.mechanism
     sigma = mechanism.checked_noise(event.noise_multiplier)
+    throws = mechanism.batching.throws
+    if isinstance(mechanism.batching, Poisson):
+        norm = mechanism.sensitivity / math.sqrt(throws) * (1 + mechanism.gram_error)
+        sampled = privacy_loss_distribution.from_gaussian_mechanism(
+            sigma / norm * (1 - 8 * UNIT),
+            sampling_prob=mechanism.batching.sampling_rate,
+            value_discretization_interval=interval,
+        )
+        return sampled.self_compose(throws), 1.0
     with _working(f"loss distribution of {mechanism.name}"):
-        pair = pair_of(Least.of(accountant.prepare(mechanism)), sigma, interval, tolerance)
+        pair = Pairs(Least.of(accountant.prepare(mechanism.throw))).at(sigma, interval, tolerance)
     remove = {int(index): float(mass) for index, mass in zip(pair.losses, pair.upper, strict=True)}
     add = {-int(index): float(mass) for index, mass in zip(pair.losses, pair.lower, strict=True)}
     distribution = privacy_loss_distribution.PrivacyLossDistribution(
         pld_pmf.create_pmf(remove, interval, pair.upper_only, True),
         pld_pmf.create_pmf(add, interval, pair.lower_only, True),
-    )
-    return distribution, 1 - max(pair.upper_only, pair.lower_only)
+    ).self_compose(throws)
+    if mechanism.product_between_throws > 0:  # the Gaussian mechanism that all throws share
+        shared = math.sqrt(throws * (throws - 1) * mechanism.product_between_throws) * (1 + 8 * UNIT)
+        gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+            sigma, sensitivity=shared, value_discretization_interval=interval
+        )
+        distribution = distribution.compose(gaussian)
+    return distribution, (1 - max(pair.upper_only, pair.lower_only)) ** throws
 
 
 def loss_distribution(

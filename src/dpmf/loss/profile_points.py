@@ -26,8 +26,8 @@ class _Tuning:
     """Where δ(ε) is evaluated. Any values give sound pairs.
 
     Attributes:
-      tail: the mass of infinite loss: the largest ε is about where δ falls below this.
-      detail: chords are divided only where they may exceed δ by more than this.
+      tail: the mass of infinite loss, unless told: the largest ε is about where δ falls below this.
+      detail: chords are divided only where they may exceed δ by more than this, in units of the tail.
       largest_epsilon: the largest ε at which δ is evaluated.
       largest_index: the largest lattice index; a pmf of all losses has twice as many entries.
       pilots: the first points, as shares of the largest ε.
@@ -39,14 +39,14 @@ class _Tuning:
     """
 
     tail: float = 1e-14
-    detail: float = 1e-11
+    detail: float = 100.0
     largest_epsilon: float = 400.0
     largest_index: int = 2**22
     pilots: tuple[float, ...] = (0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
     most_pieces: int = 32
-    rounds: int = 3
+    rounds: int = 2
     eager: float = 0.5
-    patience: float = 1.5
+    patience: float = 3.0
 
 
 TUNING = _Tuning()
@@ -59,21 +59,30 @@ class ProfilePoints:
       values: for "remove" and "add", the bounds on δ by lattice index.
     """
 
-    def __init__(self, interval: float, profiles: Mapping[str, Profile], largest: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        interval: float,
+        profiles: Mapping[str, Profile],
+        largest: Mapping[str, float],
+        tail: float = TUNING.tail,
+    ) -> None:
         """Evaluate the profiles at the first points.
 
         Args:
           interval: spacing of the lattice of ε.
           profiles: bounds on δ(ε), for "remove" and for "add".
-          largest: for each direction, about the ε at which δ falls below what matters.
+          largest: for each direction, an ε at which δ is about to fall below what matters, or a larger one.
+          tail: the mass of losses, about, that may count as infinite.
         """
-        self._interval, self._profiles = interval, profiles
+        self._interval, self._profiles, self._tail = interval, profiles, tail
+        self._detail = TUNING.detail * tail
         self.values: dict[str, dict[int, float]] = {direction: {} for direction in profiles}
         for direction, epsilon in largest.items():
             last = math.ceil(min(epsilon, TUNING.largest_epsilon) / interval)
             last = max(2, min(last, TUNING.largest_index))
             places = {min(round(share * last), last) for share in TUNING.pilots} | {0, 1, last}
             self._evaluate(direction, sorted(places), rough=True)
+            self._forget_tail(direction)
 
     def refine(self, share: float) -> DominatingPair:
         """The dominating pair, with points added until hardly a chord costs more than the share of ε."""
@@ -83,13 +92,20 @@ class ProfilePoints:
             more = {way: self._wanted(way, TUNING.eager * share, limit, pair) for way in self.values}
             for way, places in more.items():
                 if number == 0:  # the first points have rough bounds, which are good enough where δ is tiny
-                    rough = {place for place, delta in self.values[way].items() if delta > TUNING.detail}
+                    rough = {place for place, delta in self.values[way].items() if delta > self._detail}
                     places = sorted(rough.union(places))
                 self._evaluate(way, places)
             pair = self._pair()
             if not any(more.values()):
                 break
         return pair
+
+    def _forget_tail(self, direction: str) -> None:
+        """Keep only the first point whose δ is so small that larger losses count as infinite."""
+        places = sorted(self.values[direction])
+        beyond = [place for place in places[2:] if self.values[direction][place] <= self._tail]
+        for place in beyond[1:]:
+            del self.values[direction][place]
 
     def _pair(self) -> DominatingPair:
         return dominating_pair(self._interval, self.values["remove"], self.values["add"])
@@ -107,16 +123,16 @@ class ProfilePoints:
         places, deltas = hull(self._interval, *falling(known))
         epsilons = self._interval * places
         widths, falls = np.diff(epsilons), -np.diff(deltas)
-        logs = np.log(np.maximum(deltas, 1e-3 * TUNING.tail))
+        logs = np.log(np.maximum(deltas, 1e-3 * self._tail))
         steepness = -np.diff(logs) / widths
         cost = (1 + steepness) * widths**2 / 8 / np.maximum(epsilons[1:], pair.deviation)
         gaps = _gaps(widths, falls)
         seen = share * np.maximum(epsilons[1:], pair.deviation) * falls / widths
         wanted: set[int] = set()
-        for i in np.flatnonzero((cost > limit) & (gaps > TUNING.detail) & (gaps > seen)):
+        for i in np.flatnonzero((cost > limit) & (gaps > self._detail) & (gaps > seen)):
             pieces = min(math.ceil(math.sqrt(cost[i] / share)), TUNING.most_pieces)
             wanted.update(int(place) for place in np.round(np.linspace(places[i], places[i + 1], pieces + 1)))
-        visible = math.log(TUNING.detail)
+        visible = math.log(self._detail)
         return sorted(place for place in wanted - set(known) if np.interp(place, places, logs) > visible)
 
 

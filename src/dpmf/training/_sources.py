@@ -18,7 +18,7 @@ from dpmf import validation
 from dpmf.errors import ArgumentError
 
 KEY_BYTES = 32
-NOISE, ALLOCATION, PROBE = 1, 2, 3
+NOISE, ALLOCATION, PROBE, GROUPS = 1, 2, 3, 4
 FloatArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -48,7 +48,7 @@ class Source(ABC):
         """Fill `out` (float32 or float64, contiguous) with independent standard normals."""
 
     @abstractmethod
-    def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Independent integers, uniform in 0..below−1."""
 
     def probe(self) -> str:
@@ -79,8 +79,8 @@ class Fast(Source):
     def normals(self, purpose: int, step: int, array: int, chunk: int, out: FloatArray) -> None:
         self._generator(purpose, step, array, chunk).standard_normal(dtype=out.dtype.type, out=out)
 
-    def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return self._generator(purpose, 0, 0, 0).integers(0, below, size, dtype=np.int64)
+    def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self._generator(purpose, step, 0, 0).integers(0, below, size, dtype=np.int64)
 
 
 class Secure(Source):
@@ -110,13 +110,13 @@ class Secure(Source):
             part[:pairs] = radius * np.cos(angle)
             part[pairs:] = (radius * np.sin(angle))[: part.size - pairs]
 
-    def integers(self, purpose: int, below: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
         # Words at or above the largest multiple of `below` would favour small integers, so they are rejected.
         limit = 2**64 - 2**64 % below
         found: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         have = attempt = 0
         while have < size:
-            words = self._words(struct.pack("<5Q", purpose, attempt, 0, 0, 0), size - have)
+            words = self._words(struct.pack("<5Q", purpose, attempt, step, 0, 0), size - have)
             if limit < 2**64:
                 words = words[words < np.uint64(limit)]
             found.append((words % np.uint64(below)).astype(np.int64))

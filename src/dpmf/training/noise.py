@@ -1,11 +1,7 @@
-"""The noise C⁻¹Z, one row per iteration, in bounded memory.
+"""The noise C⁻¹Z, one row per iteration, in bounded memory. `dpmf.strategies.streaming` says how.
 
-| method | used for | copies of the model kept | cost per step and parameter |
-|---|---|---|---|
-| back-substitution | C of bandwidth p | p − 1 past rows | p multiply-adds |
-| convolution | Toeplitz C⁻¹ of bandwidth p | p − 1 past normals | p multiply-adds |
-| buffers | a BLT with d buffers | d | 2d multiply-adds |
-| regeneration | any other C | none | row t draws t + 1 normals again |
+The iterations between two throws, which use no record, have rows like all others. Their rows are added to that of the
+next step, so that there is one array of noise for every batch (`_schedule`).
 
 Rows have unit scale: multiply them by noise multiplier × clipping norm before adding them to the sum of clipped
 gradients. C is the strategy as given, for which the noise multiplier was calibrated.
@@ -16,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,90 +20,16 @@ import numpy as np
 from dpmf import validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import Array
-from dpmf.strategies.base import NormalizedToeplitz, Strategy, ToeplitzStrategy, block_rows
-from dpmf.strategies.buffered import BufferedStrategy
-from dpmf.strategies.inversion import covering_coef, covering_inverse
+from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
+from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
+from dpmf.training._schedule import Schedule, description
 from dpmf.training._sources import SOURCES, make_source
 
-FORMAT = 1
-MAX_COPIES = 64
+FORMAT = 2
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the rows of C⁻¹Z are computed.
-
-    Attributes:
-      method: one of "back-substitution", "convolution", "buffers" and "regeneration".
-      copies: the number of arrays of the size of the model that are kept between steps.
-      weights: for back-substitution, C[t, t−j] at [t, j], with a single row if C is Toeplitz; for convolution, the same
-        of C⁻¹; for buffers, their decay and their weight; for regeneration, C⁻¹.
-      scale: the factor by which every row is multiplied.
-    """
-
-    method: str
-    copies: int
-    weights: Array
-    scale: float = 1.0
-
-    def row(self, t: int) -> Array:
-        return np.asarray(self.weights[0 if len(self.weights) == 1 else t])
-
-
-def make_plan(strategy: Strategy, iterations: int, max_copies: int = MAX_COPIES) -> Plan:
-    """Choose the method that keeps the fewest copies of the model.
-
-    Args:
-      strategy: the matrix C.
-      iterations: N.
-      max_copies: if every other method keeps more copies than this, regeneration is chosen.
-
-    Returns:
-      The plan.
-    """
-    if isinstance(strategy, NormalizedToeplitz):
-        # The strategy before normalisation may have a better method than its multiple, such as buffers.
-        plan = make_plan(strategy.base, iterations, max_copies)
-        ratio = strategy.noising_coef(iterations)[0] / strategy.base.noising_coef(iterations)[0]
-        return replace(plan, scale=plan.scale * float(ratio))
-    candidates: list[Plan] = []
-    if isinstance(strategy, BufferedStrategy):
-        decay, scale = strategy.buffers(iterations)
-        candidates.append(Plan("buffers", len(decay), np.stack((decay, scale))))
-    p = strategy.bandwidth(iterations)
-    if isinstance(strategy, ToeplitzStrategy):
-        candidates.append(Plan("back-substitution", p - 1, strategy.strategy_coef(iterations)[None, :p]))
-        noising = np.trim_zeros(strategy.noising_coef(iterations), "b")
-        candidates.append(Plan("convolution", len(noising) - 1, noising[None, :]))
-    elif p - 1 <= max_copies:
-        bands = _bands(strategy, iterations, p)
-        if np.any(bands[:, 0] == 0):
-            raise ArgumentError(
-                "strategy", f"must have an inverse to train with, {strategy.name} has a zero on its diagonal"
-            )
-        candidates.append(Plan("back-substitution", p - 1, bands))
-    fitting = [plan for plan in candidates if plan.copies <= max_copies]
-    if fitting:
-        plan = min(fitting, key=lambda plan: plan.copies)
-        if plan.method == "convolution" and isinstance(strategy, ToeplitzStrategy):
-            return replace(plan, weights=covering_coef(strategy, iterations)[None, :])
-        return plan
-    return Plan("regeneration", 0, covering_inverse(strategy, iterations))
-
-
-def _bands(strategy: Strategy, iterations: int, p: int) -> Array:
-    """C[t, t−j] at [t, j]; zero where t < j."""
-    bands = np.zeros((iterations, p))
-    for start, block in strategy.rows(iterations, block_rows(iterations)):
-        for j in range(p):
-            t = np.arange(max(start, j), start + len(block))
-            bands[t, j] = block[t - start, t - j]
-    return bands
 
 
 def strategy_digest(strategy: Strategy, iterations: int) -> str:
@@ -123,10 +44,13 @@ def strategy_digest(strategy: Strategy, iterations: int) -> str:
 
 
 class NoiseStream:
-    """The rows of C⁻¹Z for arrays of given shapes, one iteration at a time, never more than N.
+    """The rows of C⁻¹Z for arrays of given shapes, one step at a time, never more than there are.
+
+    A step has one row, except for the first one after a gap between throws, which has the sum of its own row and of
+    those of the gap.
 
     Args:
-      mechanism: its strategy is C, and it says how many iterations there are.
+      mechanism: its strategy is C, and its batching says how many iterations there are and which of them are a gap.
       shapes: the shapes of the arrays that need noise, e.g. those of the parameters.
       seed: an integer that makes an experiment repeatable; by default a secret from the operating system.
       source: "fast", or "secure" for a cryptographically secure generator (CPU only, several times slower).
@@ -136,8 +60,9 @@ class NoiseStream:
       max_copies: strategies that would keep more copies of the model are streamed by regeneration.
 
     **Formal guarantees.** In exact arithmetic the rows are those of C⁻¹Z, where Z has independent standard normal
-    entries and C is the strategy as given. In floating point each row has a relative error of order p·2⁻²⁴ (float32)
-    or p·2⁻⁵³ (float64). A restored stream gives the same bits as one that was never interrupted.
+    entries and C is the strategy as given; every row, also of a gap, is part of the noise of exactly one step. In
+    floating point each row has a relative error of order p·2⁻²⁴ (float32) or p·2⁻⁵³ (float64). A restored stream gives
+    the same bits as one that was never interrupted.
     """
 
     def __init__(
@@ -156,6 +81,8 @@ class NoiseStream:
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         self.mechanism = mechanism
         self.iterations = mechanism.batching.iterations
+        self._schedule = Schedule.of(mechanism.batching)
+        self.steps = self._schedule.steps
         self.shapes = [tuple(validation.integer("shapes", n, at_least=0) for n in shape) for shape in shapes]
         self.dtype = validation.choice("dtype", dtype, ("float32", "float64"))
         limit = validation.integer("max_copies", max_copies, at_least=0)
@@ -176,7 +103,7 @@ class NoiseStream:
 
     @property
     def step(self) -> int:
-        """The iteration whose row comes next, which is also the number of rows made so far."""
+        """The step whose noise comes next, which is also the number of steps made so far."""
         return self._step
 
     @property
@@ -185,7 +112,7 @@ class NoiseStream:
         return sum(math.prod(shape) for shape in self.shapes) * self.plan.copies * np.dtype(self.dtype).itemsize
 
     def next(self) -> list[Any]:
-        """The next row, as new arrays of the shapes given at the beginning."""
+        """The noise of the next step, as new arrays of the shapes given at the beginning."""
         out = [self._backend.empty(math.prod(shape)) for shape in self.shapes]
 
         def take(array: int, start: int, piece: Any) -> None:
@@ -195,7 +122,7 @@ class NoiseStream:
         return [row.reshape(shape) for row, shape in zip(out, self.shapes, strict=True)]
 
     def feed(self, take: Consumer) -> None:
-        """Compute the next row piece by piece, without an array of the model's size in between.
+        """Compute the noise of the next step piece by piece, without an array of the model's size in between.
 
         Args:
           take: called with each piece as `take(array, first element, piece)`.
@@ -204,12 +131,19 @@ class NoiseStream:
             raise TrainingError("the noise of the last step was interrupted half-way: restore a saved state")
         self._check_not_finished()
         self._broken = True
+        rows = self._schedule.rows(self._step)
         for array, shape in enumerate(self.shapes):
             size = math.prod(shape)
             width = self._backend.chunk
             for chunk, start in enumerate(range(0, size, width)):
                 stop = min(start + width, size)
-                piece = self._piece(array, chunk, start, stop)
+                piece = self._piece(rows[0], array, chunk, start, stop)
+                if len(rows) > 1:
+                    total = self._backend.scratch("rows", stop - start)
+                    self._backend.assign(total, piece, 1.0)
+                    for t in rows[1:]:
+                        self._backend.add(total, self._piece(t, array, chunk, start, stop), 1.0)
+                    piece = total
                 if self.plan.scale != 1.0:
                     piece = self._backend.scaled(piece, self.plan.scale)
                 take(array, start, piece)
@@ -217,19 +151,19 @@ class NoiseStream:
         self._broken = False
 
     def skip(self) -> None:
-        """Count a step without computing its row, for the ranks that add no noise in distributed training."""
+        """Count a step without computing its noise, for the ranks that add no noise in distributed training."""
         self._check_not_finished()
         self._step += 1
 
     def _check_not_finished(self) -> None:
-        if self._step >= self.iterations:
+        if self._step >= self.steps:
             raise TrainingError(
-                f"all {self.iterations} iterations that were accounted for have been made: "
+                f"all {self.steps} steps that were accounted for have been made: "
                 "another step would not be covered by the guarantee"
             )
 
-    def _piece(self, array: int, chunk: int, start: int, stop: int) -> Any:
-        t, backend, plan = self._step, self._backend, self.plan
+    def _piece(self, t: int, array: int, chunk: int, start: int, stop: int) -> Any:
+        backend, plan = self._backend, self.plan
         past = [kept[start:stop] for kept in self._past[array]]
         m = len(past)
         if plan.method == "regeneration":
@@ -285,7 +219,7 @@ class NoiseStream:
         return {
             "format": FORMAT,
             "strategy": strategy_digest(self.mechanism.strategy, self.iterations),
-            "iterations": self.iterations,
+            "batching": description(self.mechanism.batching),
             "method": self.plan.method,
             "shapes": [list(shape) for shape in self.shapes],
             "dtype": self.dtype,
@@ -326,7 +260,7 @@ class NoiseStream:
                 raise ArgumentError("state", f"must be of this mechanism and model, but its {what} is another")
         if source not in SOURCES:
             raise ArgumentError("state", f"must have a source among {', '.join(SOURCES)}, got {source!r}")
-        at = validation.integer("step", step, at_least=0, at_most=self.iterations)
+        at = validation.integer("step", step, at_least=0, at_most=self.steps)
         restored = SOURCES[source](key)
         if restored.probe() != probe or self._backend.generator(restored) != generator:
             raise ArgumentError(

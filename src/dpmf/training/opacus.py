@@ -17,7 +17,7 @@ from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
 from dpmf.training.noise import NoiseStream
-from dpmf.training.sampler import BallsInBinsSampler
+from dpmf.training.sampler import BatchSampler
 
 _PARTS = ("model", "optimizer", "accountant", "random", "extra")
 
@@ -34,7 +34,7 @@ class PrivateTraining(Resumable):
       accountant: the guarantee, behind Opacus' interface; also the accountant of `privacy_engine`.
       privacy_engine: Opacus' engine.
       calibration: how σ was found, if it was calibrated.
-      sampler, noise: the balls-in-bins batches and the rows of C⁻¹Z.
+      sampler, noise: the batches and the rows of C⁻¹Z.
       journal: what this run has released (see `dpmf.training.journal`).
     """
 
@@ -47,7 +47,7 @@ class PrivateTraining(Resumable):
     accountant: Any
     privacy_engine: Any
     calibration: Calibration | None
-    sampler: BallsInBinsSampler
+    sampler: BatchSampler
     noise: NoiseStream
     journal: Journal
 
@@ -183,7 +183,7 @@ def make_private(
       model: a module that Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
       optimizer: any torch optimizer over the model's parameters or some of them.
       dataset: an object with a length that returns a record by its index. One record is the unit of privacy.
-      mechanism: strategy, epochs and batches per epoch.
+      mechanism: strategy and batching.
       max_grad_norm: the norm to which every record's gradient is clipped.
       target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
       target_delta: the δ for which the noise is calibrated.
@@ -203,12 +203,13 @@ def make_private(
     Returns:
       A `PrivateTraining`, whose model, optimizer and data loader replace your own.
 
-    **Formal guarantees.** The models produced by at most N steps of the training loop are a post-processing of the
-    mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every
-    record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of
-    loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device
-    say, and used again later in place of another one of the same size is not noticed.) Per-sample clipping and its
-    rounding are Opacus'. The documentation on training says what floating-point noise leaves open.
+    **Formal guarantees.** The models produced by the training loop are a post-processing of the mechanism with this
+    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every record of batch t
+    exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of loader workers,
+    with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device say, and used
+    again later in place of another one of the same size is not noticed.) The first step after a gap between throws adds
+    the noise of the gap too. Per-sample clipping and its rounding are Opacus'. The documentation on training says what
+    floating-point noise leaves open.
     """
     try:
         import torch
@@ -244,11 +245,11 @@ def make_private(
     rank, world, key = 0, 1, new_key(seed)
     if distributed:
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        # All ranks must draw the same assignment of records to bins.
+        # All ranks must draw the same assignment of records to batches.
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    sampler = BallsInBinsSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
+    sampler = BatchSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
 
     sigma, calibration, proved = _noise(mechanism, target_epsilon, target_delta, noise_multiplier, accountant)
     shapes = [tuple(p.shape) for p in trained]

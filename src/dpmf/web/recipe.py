@@ -23,6 +23,10 @@ def shell(request: Request, accountants: Sequence[str]) -> str:
         ("epochs", request.epochs),
         ("batches-per-epoch", request.batches_per_epoch),
         ("iterations", request.iterations),
+        ("batching", None if request.batching == "fixed" else request.batching),
+        ("rethrow-every", request.rethrow_every),
+        ("stride", request.stride),
+        ("gap", request.gap),
     ):
         if value is not None:
             shared += [f"--{name}", str(value)]
@@ -43,7 +47,6 @@ def python(request: Request, accountants: Sequence[str], curve_noise: float | No
     """Return the Python code of the calibrations, the lower bound and the curves."""
     normalized = ".normalized()" if request.normalized else ""
     direction = "" if request.direction == "both" else f", direction={request.direction!r}"
-    iterations = "" if request.iterations is None else f", iterations={request.iterations}"
     listed = [
         f"dpmf.accountants.Renyi(max_order={request.max_order})"
         if name == "renyi" and request.max_order
@@ -55,7 +58,7 @@ def python(request: Request, accountants: Sequence[str], curve_noise: float | No
         "",
         "mechanism = dpmf.Mechanism(",
         f"    dpmf.strategies.{_strategy(request)}{normalized},",
-        f"    dpmf.BallsInBins(epochs={request.epochs}, batches_per_epoch={request.batches_per_epoch}{iterations}),",
+        f"    dpmf.{request.batches()!r},",
         ")",
         f"target = dict(target_epsilon={request.epsilon!r}, target_delta={request.delta!r}{direction})",
         f"for accountant in [{', '.join(listed)}]:",

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpmf import errors, validation
-from dpmf.batching import BallsInBins
+from dpmf.batching import NAMES, Batching, build
 from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
+from dpmf.strategies.base import Strategy
 
 # The strategies of the page. It reads no files, so `matrix` is not among them.
 STRATEGIES = ("dpsgd", "bsr", "bisr", "bandmf", "bandinvmf", "blt", "coefficients")
@@ -54,6 +55,10 @@ class Request:
     iterations: int | None = None
     file: str | None = None
     normalized: bool = False
+    batching: str = "fixed"
+    rethrow_every: int | None = None
+    stride: int | None = None
+    gap: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain Python values, ready for JSON."""
@@ -66,16 +71,27 @@ class Request:
 
     def mechanism(self) -> Mechanism:
         """Build the mechanism."""
+        return Mechanism(self._strategy(), self.batches())
+
+    def batches(self) -> Batching:
+        """Build the batching."""
+        cyclic = self.batching.startswith("cyclic") and self.stride is None
+        width = self._strategy().bandwidth(self.batches_per_epoch) if cyclic else 1
+        return build(
+            self.batching, self.epochs, self.batches_per_epoch, bandwidth=width, iterations=self.iterations,
+            rethrow_every=self.rethrow_every, stride=self.stride, gap=self.gap,
+        )  # fmt: skip
+
+    def _strategy(self) -> Strategy:
         from dpmf import strategies
 
-        chosen = strategies.build(
+        return strategies.build(
             self.strategy,
             bandwidth=self.bandwidth,
             buffers=self.buffers,
             file=self.coefficients or self.file,
             normalized=self.normalized,
         )
-        return Mechanism(chosen, BallsInBins(self.epochs, self.batches_per_epoch, self.iterations))
 
 
 def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
@@ -107,6 +123,12 @@ def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
         take("coefficients", _coefficients)
     take("epochs", _number(1, MOST_EPOCHS, whole=True))
     take("batches_per_epoch", _number(1, MOST_BATCHES, whole=True))
+    take("batching", lambda name, text: validation.choice(name, text or "fixed", NAMES))
+    kind = values.get("batching")
+    if kind in ("reshuffled", "cyclic"):
+        take("rethrow_every", _optional(_number(1, MOST_EPOCHS, whole=True)))
+    if kind in ("reshuffled", "cyclic", "cyclic-poisson"):
+        take("stride", _optional(_number(1, MOST_BATCHES, whole=True)))
     take("epsilon", _number(*EPSILONS))
     take("delta", _number(*DELTAS))
     take("direction", lambda name, text: validation.choice(name, text or "both", DIRECTIONS))
@@ -127,7 +149,9 @@ def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
     try:
         request.mechanism()
     except ValueError as error:
-        return None, {"coefficients" if strategy == "coefficients" else "strategy": str(error)}
+        field = getattr(error, "argument", "")
+        rest = "coefficients" if strategy == "coefficients" else "strategy"
+        return None, {field if field in ("batching", "rethrow_every", "stride") else rest: str(error)}
     return request, {}
 
 

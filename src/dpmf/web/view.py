@@ -12,7 +12,8 @@ import numpy as np
 
 from dpmf import api, validation
 from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant
-from dpmf.accountants.registry import resolve, suitable, with_options
+from dpmf.accountants.registry import covering, resolve, suitable, with_options
+from dpmf.batching import Poisson
 from dpmf.lower_bounds import lower_delta, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
@@ -28,7 +29,8 @@ HEAT_MAP_CELLS = 128
 def compared(mechanism: Mechanism) -> list[str]:
     """Return the accountants of a view: dpmf's own deterministic ones that suit the mechanism, the cheap ones first."""
     order = {name: i for i, name in enumerate((*_CHEAP_FIRST, "", *_DEAR_LAST))}
-    return sorted((a.name for a in suitable(mechanism, "bound")), key=lambda name: order.get(name, order[""]))
+    names = [a.name for a in suitable(mechanism, "bound")] or [api.DEFAULT_ACCOUNTANT]
+    return sorted(names, key=lambda name: order.get(name, order[""]))
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,11 @@ def views(
         doing="Gram matrix",
     )
     yield view
-    gram = mechanism.gram
-    view = _next(view, "certified lower bound", gram=_pooled(gram), batches=len(gram))
+    if isinstance(mechanism.batching, Poisson):
+        view = _next(view, "certified lower bound")
+    else:
+        gram = mechanism.throw.gram
+        view = _next(view, "certified lower bound", gram=_pooled(gram), batches=len(gram))
     yield view
     # The lower bound comes first, because it is cheap and shows how far any accountant could get.
     view = replace(view, lower=lower_noise_multiplier(mechanism, epsilon, delta, direction))
@@ -171,7 +176,7 @@ def _calibrated(
     """Calibrate one accountant; keep it in `prepared` if its bounds are guarantees."""
     began = time.perf_counter()
     try:
-        ready = accountant.prepare(mechanism)
+        ready = covering(accountant, mechanism).prepare(mechanism)
         if ready.kind == "bound":
             prepared[accountant.name] = ready
         found = api.calibrate(

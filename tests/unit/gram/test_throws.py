@@ -57,10 +57,10 @@ def test_normalised_columns_are_those_of_the_whole_run():
 
 def test_a_gap_makes_an_optimised_strategy_longer(monkeypatch):
     """A strategy that is optimised for a number of iterations has to cover the gap that its bandwidth asks for."""
-    from dpmf.strategies import optimised
+    from dpmf.strategies import unamplified
 
     monkeypatch.setattr(
-        optimised.BandMF, "strategy_coef", lambda self, n: np.pad([1.0, 0.5], (0, n - 2)) / self._horizon(n)
+        unamplified.BandMF, "strategy_coef", lambda self, n: np.pad([1.0, 0.5], (0, n - 2)) / self._horizon(n)
     )
     mechanism = dpmf.Mechanism(dpmf.strategies.bandmf(2), reshuffled(3, 4))
     assert mechanism.batching.iterations == 14

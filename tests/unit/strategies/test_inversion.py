@@ -18,7 +18,7 @@ from dpmf.numerics import Array
 from dpmf.strategies import inversion
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 from dpmf.strategies.buffered import GivenBuffers
-from dpmf.training.noise import make_plan
+from dpmf.strategies.streaming import make_plan
 
 N = 60
 

@@ -241,7 +241,8 @@ def test_catalogue_matches_the_functions() -> None:
         assert "\n" not in entry.description
         assert set(entry.optional) <= set(entry.options)
         assert entry.make is getattr(strategies, name)
-        arguments = {"bandwidth": 2, "buffers": 2, "file": [1.0] if name == "coefficients" else [[1.0]]}
+        file = [1.0] if name == "coefficients" else [[1.0]]
+        arguments = {"bandwidth": 2, "buffers": 2, "decay": 0.9, "exponent": 0.4, "file": file}
         given = [arguments[option] for option in entry.options]
         made = entry.make(*given)
         assert isinstance(made, Strategy)

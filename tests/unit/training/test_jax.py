@@ -11,7 +11,7 @@ import pytest
 
 import dpmf
 from dpmf.errors import MissingExtraError, TrainingError
-from dpmf.strategies.optimised import BLT
+from dpmf.strategies.unamplified import BLT
 from dpmf.training import checkpoint
 from dpmf.training import jax as training
 

@@ -14,7 +14,8 @@ from dpmf.batching import BallsInBins
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
-from dpmf.strategies.optimised import BLT
+from dpmf.strategies.streaming import how_to_stream
+from dpmf.strategies.unamplified import BLT
 from dpmf.training import NoiseStream
 from dpmf.training._sources import make_source
 
@@ -92,6 +93,7 @@ def test_rows_are_those_of_the_dense_product(
     strategy, method, copies = STRATEGIES[name]
     noise = stream(strategy, dtype=dtype, backend=backend, source=source)
     assert (noise.plan.method, noise.plan.copies) == (method, copies)
+    assert how_to_stream(noise.mechanism.strategy, N, 8) == (method, copies)
     bound = noise.mechanism.strategy  # optimised strategies are completed by the mechanism
     dense = np.linalg.solve(bound.matrix(N), normals(dtype=dtype, source=source).astype(np.float64))
     found = rows_of(noise)
@@ -176,17 +178,23 @@ def test_memory_is_p_minus_one_models() -> None:
         assert sum(kept.nbytes for arrays in noise._past for kept in arrays) == copies * size * 4
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_mechanisms_know_the_copies_that_training_keeps(name: str) -> None:
+    used = mechanism(STRATEGIES[name][0])
+    assert used.noise_copies == NoiseStream(used, SHAPES).plan.copies
+
+
 def test_no_step_past_the_last_iteration() -> None:
     noise = stream(strategies.bsr(2))
     rows_of(noise)
     for _ in range(2):
-        with pytest.raises(TrainingError, match="all 24 iterations"):
+        with pytest.raises(TrainingError, match="all 24 steps"):
             noise.next()
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         noise.skip()
     restored = stream(strategies.bsr(2))
     restored.load_state_dict(noise.state_dict())
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         restored.next()
 
 
@@ -218,7 +226,7 @@ GOOD = stream(strategies.bsr(3)).state_dict()
     ("change", "message"),
     [
         ({"strategy": "0" * 64}, "its matrix C is another"),
-        ({"iterations": 25}, "its iterations is another"),
+        ({"batching": {}}, "its batching is another"),
         ({"shapes": [[1]]}, "its shapes is another"),
         ({"dtype": "float32"}, "its dtype is another"),
         ({"format": 0}, "its format is another"),

@@ -42,6 +42,8 @@ class _Tuning:
       steep: θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T.
       far_strike: K/n from which single terms may reach the strike before the bulk does.
       many: number of frequencies of a coarse inversion from which another kind is tried.
+      alike: where the tilted inversion takes fewer frequencies, it may be this many times larger on a coarse law.
+      alike_together: the same for several strikes.
       same_route: change of log(G/σ²) over which the same inversion is expected to stay the best.
       noise: the part of a value that rounding errors may be before another inversion is tried.
       group: largest difference of the ε whose strikes share a pass over the frequencies.
@@ -62,9 +64,11 @@ class _Tuning:
     steep: float = 9.0
     far_strike: float = 3.0
     many: int = 64
+    alike: float = 1.1
+    alike_together: float = 1.5
     same_route: float = 0.2
     noise: float = 0.025
-    group: float = 0.5
+    group: float = 0.65
     most_shared: tuple[int, int] = (150, 600)
     least_delta: float = 1e-15
     negligible: float = 1e-100
@@ -173,6 +177,15 @@ class ChainBound(PreparedAccountant):
         """
         if len(epsilons) < 4:
             return super().deltas(noise_multiplier, epsilons, direction)
+        return self._profile(noise_multiplier, epsilons, direction, rough=False)
+
+    def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """As `deltas`, on coarse nodes and with more smoothing."""
+        return self._profile(noise_multiplier, epsilons, direction, rough=True)
+
+    def _profile(
+        self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction, *, rough: bool
+    ) -> list[float]:
         order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
         found = [1.0] * len(epsilons)
 
@@ -182,7 +195,7 @@ class ChainBound(PreparedAccountant):
                 budget.check()
                 group = [k for k in left if epsilons[k] <= epsilons[left[0]] + _TUNING.group]
                 left = left[len(group) :]
-                values = self._together(noise_multiplier, [epsilons[k] for k in group], direction, above)
+                values = self._together(noise_multiplier, [epsilons[k] for k in group], direction, above, rough)
                 for k, value in zip(group, values, strict=True):
                     found[k] = above = min(above, value)
                 yield
@@ -191,7 +204,7 @@ class ChainBound(PreparedAccountant):
         return found
 
     def _together(
-        self, noise_multiplier: float, epsilons: list[float], direction: Direction, above: float
+        self, noise_multiplier: float, epsilons: list[float], direction: Direction, above: float, rough: bool
     ) -> list[float]:
         """δ at a few neighbouring ε, where `above` is a bound for a smaller ε."""
         plain = [self._plain.delta(noise_multiplier, epsilon, direction).value for epsilon in epsilons]
@@ -201,16 +214,19 @@ class ChainBound(PreparedAccountant):
         shared: list[float | None] = [None] * len(epsilons)
         if self._applies(noise_multiplier, epsilons[-1]):
             model = self.model.scaled(1 / noise_multiplier)
-            shared = self._options_together(model, np.array(epsilons), 1 if direction == "remove" else -1, above)
+            sign = 1 if direction == "remove" else -1
+            shared = self._options_together(model, np.array(epsilons), sign, above, rough)
         found = []
         for epsilon, value, least in zip(epsilons, shared, plain, strict=True):
             if value is None and above > _TUNING.profile_floor:
-                value = self.delta(noise_multiplier, epsilon, direction).value
+                value = self._bound(noise_multiplier, epsilon, direction, None, rough).value
             above = min(above, least, above if value is None else value)
             found.append(above)
         return found
 
-    def _options_together(self, model: Model, epsilons: Array, sign: int, above: float) -> list[float | None]:
+    def _options_together(
+        self, model: Model, epsilons: Array, sign: int, above: float, rough: bool
+    ) -> list[float | None]:
         """δ at several ε by few passes; None where these are no better than what was known."""
         found: list[float | None] = [None] * len(epsilons)
         n, slip = model.size, _slip(model, float(epsilons.max()))
@@ -230,7 +246,9 @@ class ChainBound(PreparedAccountant):
             inversion, route = scouted
             bound = inversion.value + law.surplus
             few = inversion.frequencies <= _TUNING.most_shared[route.name != "tilted"]
-            if few and bound * scales[place] < above:
+            if few and rough:
+                found[place] = min(1.0, bound * float(scales[place]) + FLOOR)
+            elif few and bound * scales[place] < above:
                 passes.setdefault(route.name, (route, []))[1].append(place)
                 least = min(least, bound)
         if passes:
@@ -343,10 +361,12 @@ class ChainBound(PreparedAccountant):
             if all(one is not None and one.noise < _TUNING.noise * (one.value + law.surplus) for one in found):
                 break
         if not steep and all(one and one[0].frequencies >= _TUNING.many for one in best):
-            # Near the mean of a sum that hardly varies, the tilted inversion has a shorter period.
+            # Near the mean of a sum that hardly varies, the tilted inversion has a shorter period. For several strikes
+            # together, smoothing on this coarse law is what makes it larger, and one pass is better than two.
+            fewer, alike = (2.0, _TUNING.alike) if len(strikes) == 1 else (1.0, _TUNING.alike_together)
             for place, one in enumerate(self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)):
                 held = best[place]
-                if one and held and 2 * one.frequencies < held[0].frequencies and one.value < 1.1 * held[0].value:
+                if one and held and fewer * one.frequencies < held[0].frequencies and one.value < alike * held[0].value:
                     best[place] = one, _Route("tilted")
         return best
 

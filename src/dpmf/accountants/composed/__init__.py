@@ -13,20 +13,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from dpmf.accountants.composed.pair import pair_of
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least, Part
 from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
 from dpmf.loss.composition import Atoms, Composition
 from dpmf.loss.dominating_pair import DominatingPair
-from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon, least_epsilon
+from dpmf.loss.gaussian import gaussian_delta, least_epsilon
 from dpmf.loss.poisson import PoissonSample
 from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -34,21 +37,28 @@ class _Tuning:
     """Knobs: any values give sound bounds.
 
     Attributes:
-      spacing: the lattice of losses, as a part of the deviation of the composed loss.
+      spacing, rough_spacing: of the lattice of losses, as parts of the deviation of the composed loss.
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
       closed: the same where the bounds are closed forms.
-      tail: closed forms are followed up to the ε where δ of one throw falls below this.
+      closed_spacing: their lattice, as a part of the deviation of one loss of many.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
+      tail: the mass of losses that may count as infinite, where no target is known.
+      tail_share: the same as a part of the target δ.
+      least_tail: it is not made smaller than this.
     """
 
-    spacing: float = 2e-4
+    spacing: float = 2e-3
+    rough_spacing: float = 2e-2
     fine: float = 0.002
-    rough: float = 0.03
+    rough: float = 0.05
     closed: float = 0.0005
-    tail: float = 1e-20
+    closed_spacing: float = 0.05
     roughness: float = 1.2
     kept: int = 8
+    tail: float = 1e-12
+    tail_share: float = 1e-5
+    least_tail: float = 1e-14
 
 
 _TUNING = _Tuning()
@@ -97,24 +107,26 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, bool], dict[Direction, Composition]] = OrderedDict()
+        self._known: OrderedDict[tuple[float, Direction, float, bool], Composition] = OrderedDict()
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Composition]:
-        """The composed loss by direction."""
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
+        """The composed loss; about `tail` of it may count as infinite."""
         raise NotImplementedError
 
-    def _losses(self, noise_multiplier: float, rough: bool = False) -> dict[Direction, Composition]:
-        key = noise_multiplier, rough
-        if key not in self._known:
-            self._known[key] = self._compose(noise_multiplier, rough)
-            if len(self._known) > _TUNING.kept:
-                self._known.popitem(last=False)
-        return self._known[key]
+    def _losses(
+        self, noise_multiplier: float, direction: Direction, target_delta: float | None, rough: bool = False
+    ) -> Composition:
+        tail = _TUNING.tail if target_delta is None else max(_TUNING.tail_share * target_delta, _TUNING.least_tail)
+        return _remembered(
+            self._known,
+            (noise_multiplier, direction, tail, rough),
+            lambda: self._compose(noise_multiplier, direction, tail, rough),
+        )
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        value = self._losses(noise_multiplier)[direction].delta(epsilon)
+        value = self._losses(noise_multiplier, direction, target_delta).delta(epsilon)
         return Evaluation(value, {"throws": self.mechanism.batching.throws})
 
     def rough_delta(
@@ -122,11 +134,20 @@ class _FromDistribution(PreparedAccountant):
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(self._losses(noise_multiplier, rough=True)[direction].delta(epsilon))
+        return Evaluation(self._losses(noise_multiplier, direction, target_delta, rough=True).delta(epsilon))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        losses = self._losses(noise_multiplier)[direction]
+        losses = self._losses(noise_multiplier, direction, None)
         return [losses.delta(epsilon) for epsilon in epsilons]
+
+
+def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
+    """What was made for a key, of which the last few are kept."""
+    if key not in known:
+        known[key] = make()
+        if len(known) > _TUNING.kept:
+            known.popitem(last=False)
+    return known[key]
 
 
 class _Throws(_FromDistribution):
@@ -138,49 +159,51 @@ class _Throws(_FromDistribution):
         super().__init__(name, mechanism)
         self._accountant = accountant
         self._throws = mechanism.batching.throws
+        self._pairs: OrderedDict[tuple[float, float, bool], tuple[DominatingPair, ...]] = OrderedDict()
 
     @cached_property
-    def _one_throw(self) -> Least:
-        return Least.of(self._accountant.prepare(self.mechanism.throw))
+    def _one_throw(self) -> Pairs:
+        return Pairs(Least.of(self._accountant.prepare(self.mechanism.throw)))
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Composition]:
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
+        pairs = _remembered(
+            self._pairs, (noise_multiplier, tail, rough), lambda: self._pair(noise_multiplier, tail, rough)
+        )
+        counts = (self._throws, 1)
+        return Composition([(Atoms.of(pair, direction), n) for pair, n in zip(pairs, counts, strict=False)])
+
+    def _pair(self, noise_multiplier: float, tail: float, rough: bool) -> tuple[DominatingPair, ...]:
+        """The pair of one throw, and that of what all throws have in common, if there is anything."""
         throw, throws = self.mechanism.throw, self._throws
+        variance = throws * throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
         between = throws * (throws - 1) * self.mechanism.product_between_throws
         shared = math.sqrt(between) / noise_multiplier * (1 + 8 * UNIT)
-        variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
-        interval = _lattice(throws * variance + shared**2)
         share = _TUNING.rough if rough else _TUNING.fine
-        pair = pair_of(self._one_throw, noise_multiplier, interval, share, rough=rough)
-        parts = [(pair, throws)]
-        if shared > 0:
-            parts.append((_gaussian_pair(shared, interval), 1))
-        return _by_direction(parts)
+        spacing = _TUNING.rough_spacing if rough else _TUNING.spacing
+        interval = _lattice(spacing * math.sqrt(variance + shared**2))
+        pair = self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=tail / throws)
+        if shared == 0:
+            return (pair,)
+        gaussian = partial(gaussian_delta, shared)
+        return pair, _closed_pair(interval, {"remove": gaussian, "add": gaussian}, share, tail)
 
 
-def _by_direction(parts: Sequence[tuple[DominatingPair, int]]) -> dict[Direction, Composition]:
-    return {way: Composition([(Atoms.of(pair, way), count) for pair, count in parts]) for way in DIRECTIONS}
+def _lattice(spacing: float) -> float:
+    """A spacing of losses, as a power of two and within reason."""
+    return 2.0 ** round(math.log2(min(max(spacing, 1e-7), 1.0)))
 
 
-def _lattice(variance: float) -> float:
-    """A spacing of losses: a power of two near a part of the deviation of the composed loss.
-
-    `variance` is about that of the composed loss.
-    """
-    return 2.0 ** round(math.log2(_TUNING.spacing * min(max(math.sqrt(variance), 1e-3), 1e3)))
-
-
-def _gaussian_pair(sensitivity: float, interval: float) -> DominatingPair:
-    """A pair that dominates the Gaussian mechanism, for σ = 1."""
-
-    def deltas(epsilons: Sequence[float], _: bool) -> list[float]:
-        return [gaussian_delta(sensitivity, epsilon) for epsilon in epsilons]
-
-    largest = gaussian_epsilon(sensitivity, _TUNING.tail)
-    return _closed_pair(interval, dict.fromkeys(DIRECTIONS, deltas), dict.fromkeys(DIRECTIONS, largest))
+def _closed_pair(
+    interval: float, deltas: Mapping[str, Callable[[float], float]], share: float, tail: float
+) -> DominatingPair:
+    """The pair of profiles that have closed forms, which are upper bounds."""
+    profiles: dict[str, Profile] = {way: partial(_asked, delta) for way, delta in deltas.items()}
+    largest = {way: least_epsilon(delta, tail) for way, delta in deltas.items()}
+    return ProfilePoints(interval, profiles, largest, tail).refine(share)
 
 
-def _closed_pair(interval: float, profiles: Mapping[str, Profile], largest: Mapping[str, float]) -> DominatingPair:
-    return ProfilePoints(interval, profiles, largest).refine(_TUNING.closed)
+def _asked(delta: Callable[[float], float], epsilons: Sequence[float], _: bool) -> list[float]:
+    return [delta(epsilon) for epsilon in epsilons]
 
 
 class _PoissonSamples(_FromDistribution):
@@ -188,18 +211,13 @@ class _PoissonSamples(_FromDistribution):
 
     cheap = True
 
-    def _compose(self, noise_multiplier: float, rough: bool) -> dict[Direction, Composition]:
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
         norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
-        scale, rate = norm / noise_multiplier * (1 + 8 * UNIT), batching.sampling_rate
-        variance = batching.throws * rate**2 * math.expm1(min(scale**2, 100.0))
-        sampled = PoissonSample(scale, rate)
+        sampled = PoissonSample(norm / noise_multiplier * (1 + 8 * UNIT), batching.sampling_rate)
+        deviation = sampled.rate * math.sqrt(math.expm1(min(sampled.sensitivity**2, 100.0)))
+        spacing = min(_TUNING.spacing * math.sqrt(batching.throws), _TUNING.closed_spacing)
         ways: dict[str, Callable[[float], float]] = {way: partial(sampled.delta, direction=way) for way in DIRECTIONS}
-        profiles: dict[str, Profile] = {way: partial(_asked, delta) for way, delta in ways.items()}
-        largest = {way: least_epsilon(delta, _TUNING.tail) for way, delta in ways.items()}
-        return _by_direction([(_closed_pair(_lattice(variance), profiles, largest), batching.throws)])
-
-
-def _asked(delta: Callable[[float], float], epsilons: Sequence[float], _: bool) -> list[float]:
-    return [delta(epsilon) for epsilon in epsilons]
+        pair = _closed_pair(_lattice(spacing * deviation), ways, _TUNING.closed, tail / batching.throws)
+        return Composition([(Atoms.of(pair, direction), batching.throws)])

@@ -2,80 +2,145 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from dpmf import budget
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.least import Least, asked_where
-from dpmf.accountants.protocol import DIRECTIONS, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.least import Least
+from dpmf.accountants.protocol import DIRECTIONS, Direction, PreparedAccountant
 from dpmf.errors import ArgumentError
 from dpmf.loss.dominating_pair import DominatingPair
 from dpmf.loss.profile_points import TUNING, Profile, ProfilePoints
 
 _QUICK = ("lattice", "renyi", "gaussian")  # bounds that find the ε of a tiny δ at once
+_SLOWER = ("conditional", "renyi")  # bounds that are looser and slower than those of a chain
 
 
-def pair_of(
-    prepared: Least, noise_multiplier: float, interval: float, tolerance: float, *, rough: bool = False
-) -> DominatingPair:
-    """A pair of discrete distributions that dominates one run of a mechanism.
+@dataclass(frozen=True)
+class _Tuning:
+    """Which bounds make a profile. Any values give sound pairs.
 
-    Args:
-      prepared: where the bounds on δ(ε) of the mechanism come from.
-      noise_multiplier: σ.
-      interval: spacing of the lattice of losses.
-      tolerance: the share of ε (of the deviation of the loss, where ε is smaller) that discretisation should cost.
-      rough: whether rough bounds, which cost less, will do.
-
-    Returns:
-      The pair.
-
-    **Formal guarantees.** That of `dominating_pair`: the δ of the result is at least that of the mechanism, at every
-    real ε and in both directions, because every value it is made from is an upper bound.
+    Attributes:
+      probes: where bounds are compared, as shares of the largest ε.
+      reach: the largest ε that is tried first, in deviations of the loss.
+      stride: the factor by which it grows until δ is small enough.
+      same_choice: change of log σ over which the same bounds are expected to stay the best.
+      seen: smaller δ are not told apart, in units of the tail.
+      nearly: a bound within this factor of the least one everywhere spares the others.
     """
-    if prepared.kind != "bound":
-        raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
-    mechanism = prepared.mechanism
-    parts = prepared.parts
-    if any(part.name == "chain" for part in parts):  # it is tighter than conditional composition, and much faster
-        parts = tuple(part for part in parts if part.name != "conditional")
-    quick = Least(prepared.name, mechanism, [part for part in parts if part.name in _QUICK])
-    bounds = Least(prepared.name, mechanism, parts).bounds()
-    profiles: dict[str, Profile] = {}
-    largest: dict[str, float] = {}
-    for direction in DIRECTIONS:
-        short = quick if quick.parts else Gaussian().prepare(mechanism)
-        largest[direction] = short.epsilon(noise_multiplier, TUNING.tail, direction).value
-        reach = min(largest[direction], TUNING.largest_epsilon)
-        profiles[direction] = _profile(bounds, noise_multiplier, reach, direction, only_rough=rough)
-    return ProfilePoints(interval, profiles, largest).refine(tolerance)
+
+    probes: tuple[float, ...] = (0.0, 0.1, 0.25, 0.45, 0.7, 1.0)
+    reach: float = 6.0
+    stride: float = 1.2
+    same_choice: float = 0.4
+    seen: float = 1000.0
+    nearly: float = 1.02
+
+
+_TUNING = _Tuning()
+
+
+class Pairs:
+    """Dominating pairs of one run of a mechanism, at any σ. Which bounds are the best is remembered between σ."""
+
+    def __init__(self, prepared: Least) -> None:
+        if prepared.kind != "bound":
+            raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
+        self._prepared = prepared
+        self._chosen: dict[Direction, tuple[float, list[PreparedAccountant]]] = {}
+        self._reach: dict[Direction, float] = dict.fromkeys(DIRECTIONS, _TUNING.reach)
+
+    def at(
+        self, noise_multiplier: float, interval: float, tolerance: float, *, rough: bool = False, tail: float = 1e-14
+    ) -> DominatingPair:
+        """A pair of discrete distributions that dominates one run of the mechanism.
+
+        Args:
+          noise_multiplier: σ.
+          interval: spacing of the lattice of losses.
+          tolerance: the share of ε (of the deviation of the loss, where ε is smaller) that discretisation should cost.
+          rough: whether rough bounds, which cost less, will do.
+          tail: the mass of losses, about, that may count as infinite.
+
+        Returns:
+          The pair.
+
+        **Formal guarantees.** That of `dominating_pair`: the δ of the result is at least that of the mechanism, at
+        every real ε and in both directions, because every value it is made from is an upper bound.
+        """
+        prepared = self._prepared
+        parts = prepared.parts
+        if any(part.name == "chain" for part in parts):
+            parts = tuple(part for part in parts if part.name not in _SLOWER)
+        quick = Least(prepared.name, prepared.mechanism, [part for part in parts if part.name in _QUICK])
+        short = quick if quick.parts else Gaussian().prepare(prepared.mechanism)
+        profiles: dict[str, Profile] = {}
+        largest: dict[str, float] = {}
+        for direction in DIRECTIONS:
+            limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
+            bounds = Least(prepared.name, prepared.mechanism, parts).bounds()
+            largest[direction] = self._where_small(bounds[0], noise_multiplier, tail, limit, direction)
+            chosen = self._best(bounds, noise_multiplier, largest[direction], tail, direction)
+            profiles[direction] = _profile(chosen, noise_multiplier, direction, only_rough=rough)
+        return ProfilePoints(interval, profiles, largest, tail).refine(tolerance)
+
+    def _where_small(
+        self, bound: PreparedAccountant, noise_multiplier: float, tail: float, limit: float, direction: Direction
+    ) -> float:
+        """About the ε at which a bound, roughly, falls below the tail; at most the limit, where another bound does."""
+        mechanism = self._prepared.mechanism
+        deviation = math.sqrt(mechanism.gram_sums.total) / mechanism.batching.batches_per_epoch / noise_multiplier
+        while True:
+            epsilon = self._reach[direction] * deviation
+            if epsilon >= limit:
+                return limit
+            if _roughly(bound, noise_multiplier, [epsilon], direction)[0] <= tail:
+                return epsilon
+            self._reach[direction] *= _TUNING.stride
+
+    def _best(
+        self,
+        bounds: Sequence[PreparedAccountant],
+        noise_multiplier: float,
+        largest: float,
+        tail: float,
+        direction: Direction,
+    ) -> list[PreparedAccountant]:
+        """The bounds that are the least at some probe, roughly; one of them where it is nearly the least everywhere."""
+        known = self._chosen.get(direction)
+        if known is not None and abs(math.log(known[0] / noise_multiplier)) < _TUNING.same_choice:
+            return known[1]
+        probes = [share * largest for share in _TUNING.probes]
+        table = [_roughly(bound, noise_multiplier, probes, direction) for bound in bounds]
+        least = [max(min(column), _TUNING.seen * tail) for column in zip(*table, strict=True)]
+        # How far each bound is above the least one, by probe, where that can be told apart.
+        excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in table]
+        overall = min(range(len(bounds)), key=lambda k: sum(excess[k]))
+        chosen = [bounds[overall]]
+        if max(excess[overall]) > math.log(_TUNING.nearly):
+            places = {min(range(len(bounds)), key=lambda k: excess[k][probe]) for probe in range(len(probes))}
+            chosen = [bounds[k] for k in sorted(places | {overall})]
+        self._chosen[direction] = noise_multiplier, chosen
+        return chosen
+
+
+def _roughly(
+    bound: PreparedAccountant, noise_multiplier: float, epsilons: list[float], direction: Direction
+) -> list[float]:
+    budget.check()
+    return budget.attempt(lambda: bound.rough_deltas(noise_multiplier, epsilons, direction), [1.0] * len(epsilons))
 
 
 def _profile(
-    bounds: Sequence[PreparedAccountant],
-    noise_multiplier: float,
-    largest: float,
-    direction: Direction,
-    *,
-    only_rough: bool,
+    bounds: Sequence[PreparedAccountant], noise_multiplier: float, direction: Direction, *, only_rough: bool
 ) -> Profile:
-    """δ as a function of several ε, by the bounds that win, roughly, at probes nearby. They are chosen once."""
-    grid = [share * largest for share in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)]
-    chosen = [
-        (bound, grid[min(places)], grid[max(places)])
-        for bound, places in asked_where(bounds, noise_multiplier, grid, direction)
-    ]
+    """δ as a function of several ε: the least of some bounds."""
 
     def deltas(epsilons: Sequence[float], rough: bool) -> list[float]:
-        best = [1.0] * len(epsilons)
-        for bound, low, high in chosen:
-            places = [k for k, epsilon in enumerate(epsilons) if low <= epsilon <= high or epsilon > largest]
-            asked = [epsilons[k] for k in places]
-            if (rough or only_rough) and bound.roughness > 1:
-                found = [(bound.rough_delta(noise_multiplier, e, direction) or Evaluation(1.0)).value for e in asked]
-            else:
-                found = bound.deltas(noise_multiplier, asked, direction)
-            for k, value in zip(places, found, strict=True):
-                best[k] = min(best[k], value)
-        return best
+        ask = "rough_deltas" if rough or only_rough else "deltas"
+        found = [getattr(bound, ask)(noise_multiplier, epsilons, direction) for bound in bounds]
+        return [min(1.0, *values) for values in zip(*found, strict=True)]
 
     return deltas

@@ -23,9 +23,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpmf import budget, validation
-from dpmf.accountants.monte_carlo._sampling import BACKENDS, Backend, Draws, LossSampler, Plan
-from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound
+from dpmf.accountants.monte_carlo._sampling import BACKENDS, LARGEST_WEIGHT, Backend, Draws, LossSampler, Plan
+from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound, minimum_samples, samples_for
 from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
+from dpmf.errors import ArgumentError
 from dpmf.formatting import given, lower, upper
 from dpmf.mechanism import Mechanism
 
@@ -37,15 +38,24 @@ _GRAMS_HELD, _HELD = 4, 64 * 2**20  # b × b arrays in memory at a time, and byt
 
 @dataclass(frozen=True)
 class _Tuning:
-    """What is stored and how intervals are made. No value changes an estimate or a bound.
+    """What is stored, how intervals are made and how many samples are drawn. Any values give valid limits.
 
     Attributes:
       stored: samples whose losses are stored for further ε (16 bytes each); more are drawn again.
       trusted: with fewer effective samples than this, the interval is not by the normal approximation.
+      usual: how many samples are drawn where neither the options nor a target say.
+      leading: how many samples lead the search for a noise multiplier to where the confidence limit is needed.
+      closeness: where their number follows from a target δ, samples are so many that the confidence limit meets the
+        target if the sample mean is this many times smaller.
+      most: more samples than this are drawn only if the options ask for them.
     """
 
     stored: int = 20_000_000
     trusted: float = 30.0
+    usual: int = 1_000_000
+    leading: int = 200_000
+    closeness: float = 2.0
+    most: int = 200_000_000
 
 
 _TUNING = _Tuning()
@@ -104,7 +114,8 @@ class MonteCarlo(Accountant):
     """Options of the Monte Carlo accountant.
 
     Attributes:
-      samples: how many privacy losses are drawn for each σ and direction.
+      samples: how many privacy losses are drawn for each σ and direction. None: a million; with a failure probability
+        and a target δ (calibration, or ε for a given δ) as many as it takes for a limit near that δ (`samples_for`).
       seed: of the random numbers. One seed is used for every σ, so that estimates vary smoothly with σ.
       importance: draw half of the samples from proposals that favour large losses (several, weighted by the balance
         heuristic), which makes δ far below 1/samples visible. False: all samples from P (remove) or Q (add), as in the
@@ -123,7 +134,7 @@ class MonteCarlo(Accountant):
 
     role: ClassVar[Role] = "estimate"
 
-    samples: int = 1_000_000
+    samples: int | None = None
     seed: int = 0
     importance: bool = True
     failure_probability: float | None = None
@@ -138,9 +149,9 @@ class MonteCarlo(Accountant):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "samples", validation.integer("samples", self.samples, at_least=1, at_most=_MOST_SAMPLES)
-        )
+        if self.samples is not None:
+            samples = validation.integer("samples", self.samples, at_least=1, at_most=_MOST_SAMPLES)
+            object.__setattr__(self, "samples", samples)
         object.__setattr__(self, "seed", validation.integer("seed", self.seed, at_least=0))
         if self.failure_probability is not None:
             p = validation.probability("failure_probability", self.failure_probability)
@@ -160,6 +171,7 @@ class MonteCarlo(Accountant):
 class _Summary:
     """What the samples say about δ at one ε."""
 
+    samples: int
     mean: float
     standard_error: float
     effective: float  # the number of equal contributions with the same relative error
@@ -195,7 +207,7 @@ class PreparedMonteCarlo(PreparedAccountant):
         self.mechanism = mechanism
         self.kind = "estimate" if options.failure_probability is None else "high-probability bound"
         self._backend = Backend(options.backend, options.device)
-        self._stored: dict[Direction, tuple[float, Plan, list[Draws]]] = {}
+        self._stored: dict[Direction, tuple[tuple[float, int], Plan, list[Draws]]] = {}
 
     @cached_property
     def _sampler(self) -> LossSampler:
@@ -205,21 +217,34 @@ class PreparedMonteCarlo(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        [summary] = self._summaries(noise_multiplier, [epsilon], direction)
+        samples = self._samples(noise_multiplier, epsilon, direction, target_delta)
+        [summary] = self._summaries(noise_multiplier, [epsilon], direction, samples)
         return self._evaluation(self._value(summary), summary)
 
+    def rough_delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation | None:
+        """About what `delta` would be, from few samples, where it takes many. It leads searches and bounds nothing."""
+        samples = self._samples(noise_multiplier, epsilon, direction, target_delta)
+        if self.options.samples is not None or samples <= _TUNING.usual:
+            return None
+        [summary] = self._summaries(noise_multiplier, [epsilon], direction, _TUNING.leading)
+        return Evaluation(min(1.0, _TUNING.closeness * summary.mean))
+
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
-        return [self._value(summary) for summary in self._summaries(noise_multiplier, epsilons, direction)]
+        samples = self._samples(noise_multiplier, 0.0, direction, None)
+        return [self._value(summary) for summary in self._summaries(noise_multiplier, epsilons, direction, samples)]
 
     def epsilon(self, noise_multiplier: float, delta: float, direction: Direction) -> Evaluation:
         """The least ε ≥ 0 found with δ(ε) at most `delta`; infinity where none was found up to ε = 10⁶.
 
         The samples are gone through for many ε at a time, as they may have to be drawn anew for each pass.
         """
+        samples = self._samples(noise_multiplier, 0.0, direction, delta)
         grid = [0.0, *np.geomspace(1e-6, _MAX_EPSILON, 25).tolist()]
         low = -math.inf
         while True:
-            summaries = self._summaries(noise_multiplier, grid, direction)
+            summaries = self._summaries(noise_multiplier, grid, direction, samples)
             found = next((i for i, summary in enumerate(summaries) if self._value(summary) <= delta), None)
             if found is None:
                 return self._evaluation(math.inf, summaries[-1])
@@ -237,7 +262,7 @@ class PreparedMonteCarlo(PreparedAccountant):
         epsilon = validation.non_negative("epsilon", epsilon)
         validation.choice("direction", direction, DIRECTIONS)
         way: Direction = "remove" if direction == "remove" else "add"
-        [summary] = self._summaries(sigma, [epsilon], way)
+        [summary] = self._summaries(sigma, [epsilon], way, self._samples(sigma, epsilon, way, None))
         margin = float(ndtri(0.5 + 0.5 * _CONFIDENCE)) * summary.standard_error
         low, high = max(0.0, summary.mean - margin), min(1.0, summary.mean + margin)
         if summary.effective < _TUNING.trusted:
@@ -246,7 +271,7 @@ class PreparedMonteCarlo(PreparedAccountant):
             value=self._value(summary),
             standard_error=summary.standard_error,
             interval=(min(low, high), high),
-            samples=self.options.samples,
+            samples=summary.samples,
             seed=self.options.seed,
             direction=way,
             kind=self.kind,
@@ -255,9 +280,34 @@ class PreparedMonteCarlo(PreparedAccountant):
             failure_probability=self.options.failure_probability,
         )
 
+    def _samples(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None
+    ) -> int:
+        """How many samples to draw; an error where they are too few for the target.
+
+        The number depends on nothing that is random, so the limit from that many samples is as valid as any.
+        """
+        p, samples = self.options.failure_probability, self.options.samples
+        if p is None or target_delta is None:
+            return _TUNING.usual if samples is None else samples
+        limit = f"a limit of δ = {given(target_delta)} that fails with probability {given(p)}"
+        if samples is None:
+            plan = self._sampler.plan(noise_multiplier, direction, _TUNING.usual, self.options.importance)
+            target = target_delta / self._sampler.weight_bound(plan, epsilon)
+            enough = samples_for(target, p, _TUNING.closeness)
+            if enough > _TUNING.most:
+                raise ArgumentError("samples", f"must be given where {limit} takes more than {_TUNING.most}: {enough}")
+            return max(enough, _TUNING.usual)
+        # At a σ far too large, where weights are small, fewer would do; but such an answer is of no use.
+        target = target_delta / (LARGEST_WEIGHT if self.options.importance and direction == "remove" else 1.0)
+        least, enough = minimum_samples(target, p), samples_for(target, p, _TUNING.closeness)
+        if samples < least:
+            raise ArgumentError("samples", f"must be at least {least}, better {enough}, for {limit}, got {samples}")
+        return samples
+
     def _upper(self, summary: _Summary, failure_probability: float) -> float:
         scaled = min(1.0, summary.mean / summary.weight_bound)
-        bound = chernoff_upper_bound(scaled, self.options.samples, failure_probability)
+        bound = chernoff_upper_bound(scaled, summary.samples, failure_probability)
         return min(1.0, summary.weight_bound * bound)
 
     def _value(self, summary: _Summary) -> float:
@@ -270,14 +320,16 @@ class PreparedMonteCarlo(PreparedAccountant):
             "estimate": min(1.0, summary.mean),
             "standard_error": summary.standard_error,
             "effective_samples": summary.effective,
-            "samples": self.options.samples,
+            "samples": summary.samples,
             "seed": self.options.seed,
         }
         return Evaluation(value, details)
 
-    def _summaries(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[_Summary]:
+    def _summaries(
+        self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction, samples: int
+    ) -> list[_Summary]:
         """One pass over the samples for all of `epsilons`."""
-        plan, draws = self._draws(noise_multiplier, direction)
+        plan, draws = self._draws(noise_multiplier, direction, samples)
         counts = np.array(plan.counts, dtype=np.float64)[:, None]
         sums = np.zeros((len(counts), len(epsilons)))
         squares = np.zeros_like(sums)
@@ -295,23 +347,22 @@ class PreparedMonteCarlo(PreparedAccountant):
         totals, powers = sums.sum(axis=0), squares.sum(axis=0)
         effective = np.divide(totals**2, powers, out=np.zeros_like(totals), where=powers > 0)
         return [
-            _Summary(float(m), float(e), float(n), self._sampler.weight_bound(plan, epsilon))
+            _Summary(samples, float(m), float(e), float(n), self._sampler.weight_bound(plan, epsilon))
             for m, e, n, epsilon in zip(means, errors, effective, epsilons, strict=True)
         ]
 
-    def _draws(self, noise_multiplier: float, direction: Direction) -> tuple[Plan, Iterable[Draws]]:
+    def _draws(self, noise_multiplier: float, direction: Direction, samples: int) -> tuple[Plan, Iterable[Draws]]:
         """The samples for one σ: those kept from the last call if it was for the same, else drawn now."""
-        options = self.options
         if direction in self._stored:
-            sigma, plan, kept = self._stored[direction]
-            if sigma == noise_multiplier:
+            known, plan, kept = self._stored[direction]
+            if known == (noise_multiplier, samples):
                 return plan, kept
-        plan = self._sampler.plan(noise_multiplier, direction, options.samples, options.importance)
-        if options.samples > min(_TUNING.stored, budget.fitting(32)):
+        plan = self._sampler.plan(noise_multiplier, direction, samples, self.options.importance)
+        if samples > min(_TUNING.stored, budget.fitting(32)):
             return plan, self._drawn(plan)
         self._stored.pop(direction, None)  # before the new ones need the memory
         kept = list(self._drawn(plan))
-        self._stored[direction] = noise_multiplier, plan, kept
+        self._stored[direction] = (noise_multiplier, samples), plan, kept
         return plan, kept
 
     def _drawn(self, plan: Plan) -> Iterator[Draws]:

@@ -60,6 +60,7 @@ class _Tuning:
 
 
 _TUNING = _Tuning()
+LARGEST_WEIGHT = 1 / _TUNING.target_share
 
 
 class Proposal(NamedTuple):

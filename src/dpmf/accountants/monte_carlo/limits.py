@@ -6,6 +6,8 @@ import math
 
 from dpmf import validation
 
+_MANY = 1e300  # numbers of samples that are larger than this are not told apart
+
 
 def relative_entropy(a: float, b: float) -> float:
     """KL(Bernoulli(a) ‖ Bernoulli(b)) in nats, for 0 ≤ a ≤ 1 and 0 < b < 1."""
@@ -60,4 +62,23 @@ def minimum_samples(delta: float, failure_probability: float) -> int:
     """
     delta = validation.probability("delta", delta)
     p = validation.probability("failure_probability", failure_probability)
-    return math.ceil(math.log(p) / math.log1p(-delta))
+    return math.ceil(min(math.log(p) / math.log1p(-delta), _MANY))
+
+
+def samples_for(delta: float, failure_probability: float, closeness: float = 2.0) -> int:
+    """The number of samples with which a mean that is `closeness` times smaller than `delta` has the limit `delta`.
+
+    With KL(a ‖ b) for the binary relative entropy it is log(1/p) / KL(δ/closeness ‖ δ), which grows as 1/δ.
+
+    Args:
+      delta: the limit wanted. From 1 on, every number of samples will do.
+      failure_probability: p, the probability with which the limit may be too small.
+      closeness: how many times smaller than `delta` the sample mean is; more than 1.
+
+    **Formal guarantees.** None is needed: the limit is valid for any number of samples that does not depend on them.
+    """
+    if delta >= 1:
+        return 1
+    p = validation.probability("failure_probability", failure_probability)
+    divergence = relative_entropy(delta / closeness, delta)
+    return max(math.ceil(-math.log(p) / max(divergence, 1 / _MANY)), minimum_samples(delta, p))

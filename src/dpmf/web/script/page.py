@@ -14,6 +14,7 @@ from typing import Any
 
 import streamlit as st
 
+from dpmf.batching import NAMES
 from dpmf.formatting import lower
 from dpmf.web import recipe
 from dpmf.web.document import html, noise, outcome
@@ -30,6 +31,13 @@ _LABELS = {
     "bandinvmf": "BandInvMF: optimised, banded inverse",
     "blt": "BLT: optimised, buffered",
     "coefficients": "Coefficients, typed in",
+}
+_BATCHINGS = {
+    "fixed": "Fixed bins",
+    "reshuffled": "Bins thrown anew every epoch",
+    "cyclic": "Cyclic allocation, thrown anew",
+    "poisson": "Poisson sampling",
+    "cyclic-poisson": "Cyclic Poisson sampling",
 }
 _LONGEST_ADDRESS = 2000
 _STEP, _LONGEST_STEP = 0.25, 1.0  # seconds between two queries of the pool, at first and after a while
@@ -68,6 +76,12 @@ def _fields() -> tuple[dict[str, str], dict[str, Any]]:
             text("coefficients", "First column of C", "1, 0.5, 0.375", "separated by commas or blanks", area=True)
         text("epochs", "Epochs k", "1", "the number of passes over the bins")
         text("batches_per_epoch", "Batches per epoch b", "100", "the number of bins")
+        typed["batching"] = _chosen("batching", "Batching", NAMES, "fixed", format_func=lambda name: _BATCHINGS[name])
+        beside["batching"] = st.empty()
+        if typed["batching"] in ("reshuffled", "cyclic"):
+            text("rethrow_every", "Epochs between throws", "", "leave empty to throw anew in every epoch")
+        if typed["batching"] in ("reshuffled", "cyclic", "cyclic-poisson"):
+            text("stride", "Stride", "", "distance between the iterations of one record; leave empty for the usual one")
         text("epsilon", "Target ε", "2", "of the guarantee")
         text("delta", "Target δ", "1e-5", "of the guarantee")
         with st.expander("More"):
@@ -162,8 +176,7 @@ def main() -> None:
     st.set_page_config(page_title="dpmf explore", layout="wide")
     st.title("dpmf explore")
     st.caption(
-        "Guaranteed noise multipliers for training with correlated noise under balls-in-bins batching. Everything is "
-        "computed on this machine."
+        "Guaranteed noise multipliers for training with correlated noise. Everything is computed on this machine."
     )
     client = st.session_state.setdefault("client", uuid.uuid4().hex)
     typed, beside = _fields()

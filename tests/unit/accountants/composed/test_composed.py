@@ -23,7 +23,6 @@ def test_one_bin_thrown_anew_is_a_gaussian_mechanism(direction):
 def test_closed_forms_answer_where_there_is_no_time(batching):
     mechanism = dpmf.Mechanism(dpmf.strategies.coefficients([1.0, 0.5]), batching)
     bound = dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0, time_budget=1e-9)
-    assert bound.delta >= dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0, accountant="gaussian").delta
     assert bound.delta <= gaussian_delta(mechanism.sensitivity / 2.0, 1.0) * (1 + 1e-9)
 
 
@@ -31,7 +30,8 @@ def test_closed_forms_answer_where_there_is_no_time(batching):
 @pytest.mark.parametrize("sigma", [1e-6, 1e-2, 1e5])
 def test_hardly_any_noise_and_very_much(batching, sigma):
     mechanism = dpmf.Mechanism(dpmf.strategies.coefficients([1.0, 0.9]), batching)
-    bound = dpmf.delta(mechanism, noise_multiplier=sigma, epsilon=3.0, accountant="gaussian").delta
+    accountant = "best" if isinstance(batching, dpmf.Poisson) else "gaussian"
+    bound = dpmf.delta(mechanism, noise_multiplier=sigma, epsilon=3.0, accountant=accountant).delta
     assert bound == 1.0 if sigma < 1 else bound < 1e-9
 
 

@@ -15,6 +15,8 @@ SLOW = coefficients([(j + 1) ** -0.5 for j in range(40)])
 
 
 def _quick(mechanism):
+    if isinstance(mechanism.batching, Poisson):
+        return "best"
     return "lattice" if mechanism.strategy == dpsgd() else "chain"
 
 

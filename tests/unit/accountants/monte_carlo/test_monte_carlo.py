@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -17,9 +18,10 @@ import paths
 import pytest
 from scipy.stats import binom
 
+import dpmf
 from dpmf.accountants import monte_carlo
 from dpmf.accountants.monte_carlo import MonteCarlo, MonteCarloEstimate, _sampling
-from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound, minimum_samples, relative_entropy
+from dpmf.accountants.monte_carlo.limits import chernoff_upper_bound, minimum_samples, relative_entropy, samples_for
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.batching import BallsInBins
 from dpmf.errors import MissingExtraError
@@ -254,6 +256,48 @@ def test_minimum_samples_is_the_least(delta: float, p: float) -> None:
     assert least == 1 or chernoff_upper_bound(0.0, least - 1, p) > delta
 
 
+@pytest.mark.parametrize(("delta", "p", "closeness"), [(1e-5, 1e-6, 2.0), (0.3, 0.01, 1.1), (1e-11, 0.5, 2.0)])
+def test_samples_for_a_limit_are_as_many_as_it_takes(delta: float, p: float, closeness: float) -> None:
+    enough = samples_for(delta, p, closeness)
+    assert chernoff_upper_bound(delta / closeness, enough, p) <= delta * (1 + 1e-6)
+    assert chernoff_upper_bound(delta / closeness, math.floor(enough * 0.99) - 1, p) > delta
+    assert samples_for(1.0, p) == 1
+    assert samples_for(5e-324, p) >= minimum_samples(5e-324, p) >= 10**250
+
+
+def test_the_number_of_samples_follows_from_the_target_and_the_failure_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A limit of δ that fails with probability p takes about log(1/p)/δ samples, and an answer from fewer is no use."""
+    usual = dataclasses.replace(monte_carlo._TUNING, usual=5_000, leading=2_000)
+    monkeypatch.setattr(monte_carlo, "_TUNING", usual)
+    mech = mechanism("bsr4 N=20 k=2")
+    accountant = MonteCarlo(failure_probability=0.01)
+    found = dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-3, accountant=accountant, direction="remove")
+    proved = dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-3, accountant="chain", direction="remove")
+    assert found.kind == "high-probability bound"
+    assert samples_for(1e-3, 0.01) < found.details["remove"]["samples"] <= samples_for(5e-4, 0.01)
+    assert found.noise_multiplier <= 1.1 * proved.noise_multiplier
+    for few in (100, 5000):
+        options = {"accountant": MonteCarlo(samples=few, failure_probability=0.01)}
+        with pytest.raises(ValueError, match="samples must be at least 9209, better 60"):
+            dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-3, **options)
+        with pytest.raises(ValueError, match="samples must be at least 9209"):
+            dpmf.epsilon(mech, noise_multiplier=2.0, delta=1e-3, **options)
+    with pytest.raises(ValueError, match=r"samples must be given where .* takes more than 200000000: [1-9]\d{10}"):
+        dpmf.calibrate(mech, target_epsilon=1.0, target_delta=1e-9, accountant=accountant)
+
+
+def test_a_coarse_search_ends_at_a_limit_and_not_at_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monte_carlo, "_TUNING", dataclasses.replace(monte_carlo._TUNING, usual=5_000, leading=2_000))
+    accountant = MonteCarlo(failure_probability=0.01)
+    found = dpmf.calibrate(
+        mechanism("bsr4 N=20 k=2"), target_epsilon=1.0, target_delta=1e-3, accountant=accountant,
+        direction="remove", relative_tolerance=0.2,
+    )  # fmt: skip
+    assert found.details["remove"]["estimate"] < found.delta <= 1e-3
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_limits_hold_for_other_knobs(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tuning knob may be changed: estimates stay unbiased and limits above the truth."""
@@ -417,7 +461,7 @@ def test_extreme_noise_multipliers(options: dict[str, object], direction: str) -
                     assert deltas == pytest.approx([0.5] * 3 if direction == "remove" else [0.5, 0.0, 0.0], abs=0.1)
                 else:
                     assert deltas == [1.0, 1.0, 1.0]
-                    assert accountant.epsilon(1e-200 * scale, 1e-3, direction).value == math.inf
+                    assert accountant.epsilon(1e-200 * scale, 0.01, direction).value == math.inf
             for sigma in (1e6, 1e12, 1e200):
                 zero, one = accountant.deltas(sigma * scale, [0.0, 1.0], direction)
                 allowed = 0.01 if options.get("failure_probability") else 0.0

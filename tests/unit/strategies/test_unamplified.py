@@ -16,7 +16,7 @@ from dpmf import errors, strategies
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
-from dpmf.strategies import banded_inverse, base, optimised
+from dpmf.strategies import banded_inverse, base, unamplified
 from dpmf.strategies.base import ToeplitzStrategy
 
 
@@ -167,7 +167,7 @@ def test_missing_jax_privacy_says_what_to_install(cache_dir: Path, monkeypatch: 
         raise importlib.metadata.PackageNotFoundError(package)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimised, "_version", missing)
+        patch.setattr(unamplified, "_version", missing)
         with pytest.raises(errors.MissingExtraError, match=r"BLT needs jax-privacy: pip install 'dpmf\[jax\]'"):
             strategies.blt(2).strategy_coef(9)
     with monkeypatch.context() as patch:
