@@ -77,7 +77,8 @@ class Cells:
         gain, cost = self.gain[there], self.cost[there]
         places = np.unique(np.floor(np.log(gain / cost) / interval), return_inverse=True)[1]
         crowd = 1 + (len(gain) + 4) * 2 * UNIT
-        return Cells(np.bincount(places, weights=gain) / crowd, np.bincount(places, weights=cost) * crowd)
+        sums = [np.bincount(places, weights=values).astype(np.float64) for values in (gain, cost)]
+        return Cells(sums[0] / crowd, sums[1] * crowd)
 
     def atoms(self, interval: float) -> Atoms:
         """The loss, rounded down to a lattice."""
