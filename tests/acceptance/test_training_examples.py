@@ -298,7 +298,7 @@ def test_the_study_clips_gradients_of_digits(example: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
 def test_the_kernels_of_the_study_sum_clipped_gradients(example: Any) -> None:
-    """Their slow twin is `cifar10_grid.clipped_sum` in single precision; layers in bfloat16 are 1.3 % off."""
+    """Their slow twin is `cifar10_grid.clipped_sum` in single precision; on CIFAR-10 the layers in bfloat16 made it 1.3 %."""
     pytest.importorskip("triton")
     kernels, grid, data = (example(f"cifar10_{name}") for name in ("kernels", "grid", "data"))
     x, labels = torch.from_numpy(images(250, 0)).cuda(), torch.arange(250).cuda() % 10
@@ -312,8 +312,8 @@ def test_the_kernels_of_the_study_sum_clipped_gradients(example: Any) -> None:
     step.index[0, :250], step.counts[0] = torch.arange(250), 250
     step(256)
     expected = grid.clipped_sum(theta, (x.float() / 255 - mean) / std, labels, torch.ones(250).cuda())
-    assert 0 < float((step.factor[:250] < 1).float().mean())
-    assert float((step.theta - theta - expected).norm() / expected.norm()) < 0.03
+    assert float((step.factor[:250] < 1).float().mean()) > 0
+    assert float((step.theta - theta - expected).norm() / expected.norm()) < 0.05
 
 
 def test_the_study_tunes_trains_and_goes_on(archive: Path, tmp_path: Path, example: Any, run: Any) -> None:
