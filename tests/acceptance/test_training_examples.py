@@ -298,7 +298,7 @@ def test_the_study_clips_gradients_of_digits(example: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
 def test_the_kernels_of_the_study_sum_clipped_gradients(example: Any) -> None:
-    """Their slow twin is `cifar10_grid.clipped_sum` in single precision; on CIFAR-10 the layers in bfloat16 made it 1.3 %."""
+    """Their slow twin is `cifar10_grid.clipped_sum` in single precision; on CIFAR-10 they differ by 1.3 %."""
     pytest.importorskip("triton")
     kernels, grid, data = (example(f"cifar10_{name}") for name in ("kernels", "grid", "data"))
     x, labels = torch.from_numpy(images(250, 0)).cuda(), torch.arange(250).cuda() % 10
