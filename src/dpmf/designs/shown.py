@@ -59,8 +59,8 @@ def _row(option: Option, design: Design) -> tuple[str, ...]:
 
 def _remarks(design: Design, hidden: int) -> list[str]:
     lines = [
-        "Error: root mean square over all iterations, gaps included, at clipping norm 1. σ is the noise multiplier, and "
-        "copies are those of the model that the noise keeps."
+        "Error: root mean square over all iterations, gaps included, at clipping norm 1. σ: the noise multiplier; "
+        "copies: those of the model that the noise keeps."
     ]
     if any(not option.certified for option in design.others):
         lines.append("≈ marks sampled estimates, which guarantee nothing; all other numbers are guaranteed.")
