@@ -28,6 +28,7 @@ _COARSE = 0.01  # of calibration, where there is little time
 _TOLERANCE = 1e-3  # of calibration: the error is not needed more accurately
 _SAMPLING = 0.985  # a sampled error may be this much too large, and a candidate above the best one still be better
 _CERTIFIED_AT_MOST = 12
+_FAR_ABOVE = 1.15  # a guarantee this many times the sampled noise multiplier, for lack of time, is no use
 _LITTLE_TIME = 100.0  # seconds with which not every candidate is estimated at first
 _FIRST_SHARE = 0.6  # the part of the time left that one calibration may take
 _LOWER_SECONDS = 10.0
@@ -146,7 +147,8 @@ class Search:
                 return all(c in self._options or c in self._failed for c in slow)
             if time.time() >= self._ends:
                 return False
-            self._work(_certified, left[:2], _FIRST_SHARE)
+            little = self._ends - time.time() < _LITTLE_TIME
+            self._work(_certified, left[:2], 0.9 if little else _FIRST_SHARE)
         return False
 
     def _answer(self, complete: bool) -> Design:
@@ -157,6 +159,7 @@ class Search:
             )
         baseline = next((o for o in options if o.certified and o.mechanism.strategy.name == "DP-SGD"), None)
         best = options.pop(0)
+        complete = complete and not any(not o.certified and o.error * _SAMPLING < best.error for o in options)
         return Design(
             best, tuple(sorted(options, key=lambda option: option.error)), baseline, self._workload, *self._target,
             complete, tuple(self._problems),
@@ -216,6 +219,8 @@ def _calibrated(
     try:
         values = cache.remember("certified", key, f"dpmf {__version__}.{_VERSION}", None, compute)
     except _Unfinished as early:
+        if near is not None and early.noise_multiplier > _FAR_ABOVE * near:
+            raise CalibrationError("there was no time to certify it") from None
         return early.noise_multiplier, None  # a guarantee all the same, but not the last word
     lower = float(values["lower"][0])
     return float(values["noise_multiplier"][0]), lower if lower > 0 else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PICTURES = (".png", ".pdf", ".svg")
-_ROWS = 14
+_ROWS = 10
 
 
 def print_design(design: Design, rows: int = _ROWS) -> None:
