@@ -214,7 +214,7 @@ def training() -> Standing:
     """The same for docs/training.md, whose runs on CIFAR-10 did not record their code."""
     files = sorted((DOCS / "data").glob("cifar10-*.csv"))
     codes = Counter({fingerprint.NOT_RECORDED: len(files)})
-    return Standing((DOCS / "training.md").as_posix(), "python examples/cifar10_grid.py", codes, stale=len(files))
+    return Standing((DOCS / "training.md").as_posix(), "python examples/study.py", codes, stale=len(files))
 
 
 def standings() -> list[Standing]:

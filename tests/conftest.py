@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +23,18 @@ settings.register_profile("dpmf", derandomize=True, deadline=None)
 settings.load_profile("dpmf")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One strategy cache for the run, so that each strategy is optimised once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPMF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+def pytest_configure(config: pytest.Config) -> None:
+    """One strategy cache for the run, so that each strategy is optimised once, and compiled JAX for each process."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:  # the process that starts the others, or the only one
+        place = tempfile.mkdtemp(prefix="dpmf-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
+        os.environ["DPMF_CACHE_DIR"] = str(Path(place, "strategies"))
+    # JAX does not write its files atomically, so that processes cannot share them.
+    own = Path(os.environ["DPMF_CACHE_DIR"]).with_name(f"jax-{worker}")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(own)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dpmf.batching import Poisson as Poisson
     from dpmf.batching import cyclic_poisson as cyclic_poisson
     from dpmf.batching import reshuffled as reshuffled
+    from dpmf.designs import Design as Design
+    from dpmf.designs import design as design
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
@@ -44,6 +46,7 @@ _HOME = {
     "Calibration": "dpmf.results",
     "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",
+    "Design": "dpmf.designs",
     "Estimate": "dpmf.results",
     "Mechanism": "dpmf.mechanism",
     "MissingExtraError": "dpmf.errors",
@@ -52,6 +55,7 @@ _HOME = {
     "TrainingError": "dpmf.errors",
     "calibrate": "dpmf.api",
     "delta": "dpmf.api",
+    "design": "dpmf.designs",
     "epsilon": "dpmf.api",
     "error": "dpmf.workloads",
     "profile": "dpmf.api",

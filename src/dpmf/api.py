@@ -265,6 +265,7 @@ def calibrate(
     with_lower: bool = False,
     time_budget: float | None = None,
     memory_budget: float | None = None,
+    near: float | None = None,
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
@@ -279,6 +280,7 @@ def calibrate(
       time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
         ("budget_exhausted").
       memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+      near: a noise multiplier to begin the search at, such as an estimate. It changes only how long the search takes.
 
     Returns:
       A `Calibration`, or a `CalibrationEstimate` from an accountant that samples.
@@ -295,7 +297,7 @@ def calibrate(
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
-    start = mechanism.sensitivity
+    start = mechanism.sensitivity if near is None else mechanism.checked_noise(near)
     binding = question.directions[0]
     with question.asked() as source:
         for one_way in question.directions:

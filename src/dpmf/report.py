@@ -180,13 +180,16 @@ def _noise_multiplier(cell: Cell | None) -> str:
 _ASKED = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
 
 
-def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: str) -> None:
+def print_answer(
+    mechanism: Mechanism, found: PrivacyBound | Estimate, asked: str, more: Sequence[tuple[str, str]] = ()
+) -> None:
     """Print what was asked for, then its lower bound, the guarantee, and how the bound came about.
 
     Args:
       mechanism: the mechanism that the answer is about; its name is the title.
       found: the answer.
       asked: the field of `found` that was asked for: "noise_multiplier", "epsilon" or "delta".
+      more: further rows, such as the error that the noise causes.
     """
     from rich.console import Console
     from rich.table import Table
@@ -206,6 +209,8 @@ def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: st
     what = f"ε({delta})" if asked == "epsilon" else f"δ({epsilon})"
     for one_way, how in found.details.items():
         table.add_row(f"{what}, {one_way}", _how(how))
+    for row in more:
+        table.add_row(*row)
     console = Console()
     console.print(mechanism.name, style="bold", highlight=False)
     console.print(table)

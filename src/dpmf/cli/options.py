@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _OPTION_OF = {
     "accountants": "--accountant",
     "coefficients": "--file",
+    "batchings": "--batching",
+    "beta": "--momentum",
     "epsilons": "--epsilon",
     "matrix": "--file: matrix",
     "target_delta": "--delta",

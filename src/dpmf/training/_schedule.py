@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dpmf import validation
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
 
 
@@ -40,7 +41,8 @@ class Schedule:
         b = batching.batches_per_epoch
         if isinstance(batching, Poisson):
             return cls(batching.iterations, b, batching.period, batching.period, 0)
-        assert isinstance(batching, BallsInBins)
+        if not isinstance(batching, BallsInBins):
+            raise validation.wrong("batching", "a BallsInBins or a Poisson", batching)
         gap = batching.gap or 0
         steps = batching.iterations - (batching.throws - 1) * gap
         return cls(steps, b, (batching.rethrow_every or batching.epochs) * b, batching.stride, gap)

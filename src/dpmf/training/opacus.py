@@ -13,6 +13,7 @@ from dpmf import api, errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
+from dpmf.training import sharding
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
@@ -80,7 +81,8 @@ class PrivateTraining(Resumable):
         """Write a checkpoint: model, optimizer, noise, batches and the privacy spent.
 
         A run that is resumed from it gives the same bits as one that was never interrupted. The journal of the run is
-        kept in the same directory. In distributed training, only rank 0 writes. The file is as secret as the data.
+        kept in the same directory. The file is as secret as the data. In distributed training every rank must call
+        this: each writes the noise that it keeps into a part beside the file, and rank 0 everything else.
 
         Args:
           path: the file, which is replaced atomically.
@@ -88,15 +90,23 @@ class PrivateTraining(Resumable):
         """
         if self.optimizer._is_last_step_skipped:
             raise TrainingError("a checkpoint can only be written after a whole batch, not after a part of one")
-        if self.optimizer._adds_noise:
-            more = {
-                "model": dict(self.model.state_dict()),
-                "optimizer": self.optimizer.state_dict(),
-                "accountant": dict(self.accountant.state_dict()),
-                "random": _random_state(self.model),
-                "extra": dict(extra or {}),
-            }
+        more = {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "accountant": dict(self.accountant.state_dict()),
+            "random": _random_state(self.model),
+            "extra": dict(extra or {}),
+        }
+        rank, world = self.optimizer._rank, self.optimizer._world
+        if world == 1:
             self._write(path, self.noise.state_dict(), more)
+            return
+        with sharding.all_or_none("write its part of the checkpoint"):
+            noise = sharding.write_part(path, self.noise, rank, world)
+        with sharding.all_or_none("write the checkpoint"):
+            if rank == 0:
+                self._write(path, noise, more)
+                sharding.remove_old_parts(path, noise["parts"])
 
     def load(self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False) -> dict[str, Any]:
         """Continue from a checkpoint of the same mechanism, data and model.
@@ -117,14 +127,17 @@ class PrivateTraining(Resumable):
           changed then.
         """
         allow = validation.flag("allow_second_continuation", allow_second_continuation)
-        writes = self.optimizer._adds_noise
-        state, journal = self._read(path, _PARTS, allow=allow, writes=writes)
-        model, mine = state["model"], self.model.state_dict()
-        for name, value in mine.items():
-            if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
-                raise ValueError(f"checkpoint must be of this model, {path} has other parameters or buffers ({name})")
+        with sharding.all_or_none("load the checkpoint", distributed=self.optimizer._world > 1):
+            state, journal = self._read(path, _PARTS, allow=allow, writes=self.optimizer._rank == 0)
+            model, mine = state["model"], self.model.state_dict()
+            for name, value in mine.items():
+                if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
+                    raise ValueError(
+                        f"checkpoint must be of this model, {path} has other parameters or buffers ({name})"
+                    )
+            restore_noise = self.noise.prepared(sharding.states(path, state["noise"]))
         journal.resumed()
-        self.noise.load_state_dict(state["noise"], step_only=not writes)
+        restore_noise()
         self.journal = journal
         self.sampler.load_state_dict(state["sampler"])
         self.accountant.load_state_dict(state["accountant"])
@@ -254,8 +267,17 @@ def make_private(
     sigma, calibration, proved = _noise(mechanism, target_epsilon, target_delta, noise_multiplier, accountant)
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
-        mechanism, shapes, seed=key, source=source, dtype=noise_dtype, backend="torch", device=device
-    )  # fmt: skip
+        mechanism,
+        shapes,
+        shards=sharding.even_shares(shapes, rank, world) if distributed else None,
+        seed=key,
+        source=source,
+        dtype=noise_dtype,
+        backend="torch",
+        device=device,
+    )
+    if distributed:
+        sharding.check_ranks(noise)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Opacus warns that its own noise, which is not used, is not secure
         _accountant.register()

@@ -200,7 +200,7 @@ def test_augmentation_in_workers_is_a_function_of_the_batch() -> None:
     def drawn(workers: int, start: int = 0) -> list[Any]:
         run = private(model=torch.nn.Linear(4, 1), data=Noisy(), **with_workers(workers))
         for _ in range(start):
-            run.noise.skip()
+            run.noise.next()
         return [batch.tolist() for batch in run.data_loader]
 
     one = drawn(1)
