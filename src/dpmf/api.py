@@ -20,7 +20,6 @@ from dpmf.accountants.protocol import (
     directions_of,
 )
 from dpmf.accountants.registry import covering
-from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -82,7 +81,7 @@ class _Question:
 
     def lower(self, bound: Callable[[], T]) -> T | None:
         """Certified lower bounds, where they were asked for."""
-        if not self._with_lower or isinstance(self._mechanism.batching, Poisson):
+        if not self._with_lower:
             return None
         seconds = None if self._seconds is None else _LOWER_SHARE * self._seconds
         with budget.time_limit(seconds), budget.memory_limit(self._bytes):
@@ -140,7 +139,7 @@ def delta(
     with question.asked() as source:
         found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_delta(mechanism.throw, sigma, epsilon, direction))
+    below = question.lower(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[binding].value)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -181,7 +180,7 @@ def epsilon(
     with question.asked() as source:
         found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism.throw, sigma, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=found[binding].value, delta=delta)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -238,9 +237,7 @@ def profile(
         }
     deltas = np.max(list(by_direction.values()), axis=0)
     points = grid.tolist()
-    below = question.lower(
-        lambda: np.array([lower_bounds.lower_delta(mechanism.throw, sigma, e, direction) for e in points])
-    )
+    below = question.lower(lambda: np.array([lower_bounds.lower_delta(mechanism, sigma, e, direction) for e in points]))
     return PrivacyProfile(
         noise_multiplier=sigma,
         epsilons=grid,
@@ -317,7 +314,7 @@ def calibrate(
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {source.name} is not monotone around noise multiplier {sigma:g}")
-    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism.throw, epsilon, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, direction))
     answer = question.answer(
         found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[worst].value,
         target_epsilon=epsilon, target_delta=delta,

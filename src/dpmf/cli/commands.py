@@ -22,8 +22,8 @@ from dpmf.cli.options import (
     print_json,
     takes,
     working,
+    workload_from,
 )
-from dpmf.cli.workload import workload_from
 
 if TYPE_CHECKING:
     from dpmf.accountants.protocol import Accountant
