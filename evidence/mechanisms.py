@@ -71,12 +71,11 @@ def drawn(results: Results, directory: Path) -> list[Path]:
         labels = []
         for place, (memory, epsilon) in enumerate((m, e) for m in MEMORIES for e in EPSILONS):
             labels.append(f"{'prefix' if memory is None else f'memory {memory:g}'}\nε = {epsilon:g}")
-            found = results.get(cell_of(shape, memory, epsilon))
+            errors = results.get(cell_of(shape, memory, epsilon), {}).get("errors", {})
             for offset, kind in enumerate(KINDS):
-                error = None if found is None else found["errors"].get(kind)
-                if error is not None:
+                if kind in errors:
                     words = KINDS[kind] if place == 0 else None
-                    height = error / found["errors"]["poisson"]
+                    height = errors[kind] / errors["poisson"]
                     ax.bar(place + 0.2 * (offset - 1.5), height, 0.2, color=COLOURS[kind], label=words)
         ax.set(
             title=_words(shape, None).rsplit(",", 1)[0], xticks=range(len(labels)), xticklabels=labels, ylim=(0, 1.3)
