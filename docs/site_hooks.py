@@ -24,7 +24,15 @@ ORDER: dict[str, list[str]] = {
         "howto/train-jax.md",
         "howto/reproduce.md",
     ],
-    "In depth": ["accountants.md", "training.md", "ecosystem.md", "tightness.md", "soundness.md", "extremes.md"],
+    "In depth": [
+        "accountants.md",
+        "training.md",
+        "noise.md",
+        "ecosystem.md",
+        "tightness.md",
+        "soundness.md",
+        "extremes.md",
+    ],
     "Results": ["results.md", "benchmarks.md"],
     "Theory": [
         "theory/index.md",

@@ -44,6 +44,10 @@ def read_mechanisms(path: Path) -> dict[Cell, dict[str, Any]]:
     return {(m["setting"], m["name"], m["epsilon"]): m for m in json.loads(path.read_text())}
 
 
+def write_mechanisms(path: Path, mechanisms: dict[Cell, dict[str, Any]]) -> None:
+    path.write_text("[\n" + ",\n".join(json.dumps(m) for m in mechanisms.values()) + "\n]\n")
+
+
 def read_runs(path: Path) -> Scores:
     scores: Scores = defaultdict(lambda: defaultdict(dict))
     if path.exists():
@@ -154,6 +158,28 @@ def train(arguments: argparse.Namespace) -> None:
             return
 
 
+def prove(arguments: argparse.Namespace) -> None:
+    """The σ that dpmf proves for bins that are thrown anew in every epoch, rounded up, as a field of the file."""
+    import dpmf
+    from dpmf.formatting import upper
+
+    mechanisms = read_mechanisms(arguments.mechanisms)
+    for words in arguments.cells:
+        setting, name, epsilon = words.split(":")
+        found = mechanisms.get((setting, name, float(epsilon)), {})
+        if found.get("batching") != "reshuffled":
+            raise ValueError(f"cells must name mechanisms with reshuffled bins, got {words}")
+        batching = dpmf.BallsInBins(found["epochs"], found["batches"], rethrow_every=1)
+        answer = dpmf.calibrate(
+            dpmf.Mechanism(dpmf.strategies.coefficients(found["coefficients"]), batching),
+            target_epsilon=float(epsilon),
+            target_delta=found["delta"],
+        )
+        found["sigma_proved"] = float(upper(answer.noise_multiplier))
+        print(f"{words}: trained with {found['sigma']:g}, proved {found['sigma_proved']:g}", flush=True)
+        write_mechanisms(arguments.mechanisms, mechanisms)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -167,6 +193,11 @@ def main() -> None:
     one.add_argument("--refine", action="store_true", help="compare the two best rates on four seeds, not two")
     one.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
     one.add_argument("--records", type=int, help="only about so many training and test images, to try it out")
+    three = commands.add_parser(
+        "prove", help="write the σ that dpmf proves beside that which was trained with; minutes each"
+    )
+    three.add_argument("--cells", nargs="+", required=True, help="setting:mechanism:ε")
+    three.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     two = commands.add_parser("report", help="the tables, the numbers in the text and the picture of docs/training.md")
     two.add_argument("--picture", type=Path)
     two.add_argument("--runs", type=Path, default=RUNS)
@@ -175,6 +206,8 @@ def main() -> None:
     try:
         if arguments.command == "train":
             train(arguments)
+        elif arguments.command == "prove":
+            prove(arguments)
         else:
             import study_report
 

@@ -144,12 +144,35 @@ def gains(by_epsilon: dict[float, list[Result]]) -> str:
     return "\n".join(lines)
 
 
+def proved(mechanisms: dict[study.Cell, dict[str, Any]], by_epsilon: dict[float, list[Result]]) -> str:
+    """Where σ was an estimate: what dpmf proves, and the accuracy that a line through all mechanisms expects then."""
+    lines = [
+        "| ε | mechanism | σ trained with | σ proved | error | error with it | accuracy | expected with it |",
+        "|---" * 8 + "|",
+    ]
+    for epsilon, found in by_epsilon.items():
+        for one in found:
+            mechanism = mechanisms["main", one.name, epsilon]
+            if "sigma_proved" not in mechanism:
+                continue
+            ratio = mechanism["sigma_proved"] / mechanism["sigma"]
+            everyone = by_epsilon[epsilon] if len(found) >= 10 else by_epsilon[4.0]
+            slope = np.polyfit([math.log(r.errors[CHOSEN]) for r in everyone], [r.mean for r in everyone], 1)[0]
+            lines.append(
+                f"| {epsilon:g} | {label(one.name)} | {mechanism['sigma']:.4g} | {mechanism['sigma_proved']:.4g} | "
+                f"{one.errors[CHOSEN]:.2f} | {ratio * one.errors[CHOSEN]:.2f} | {one.mean:.1f} % | "
+                f"{one.mean + slope * math.log(ratio):.1f} % |"
+            )
+    return "\n".join(lines)
+
+
 def blocks(mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores) -> dict[str, str]:
     """What docs/training.md shows, by the name of its place there."""
     found = everything(mechanisms, runs)
     many = {f"{TITLES[s]}, ε = {e:g}": r for s, by in found.items() for e, r in by.items() if len(r) >= 10}
     out = {f"study {setting}": table(by_epsilon) for setting, by_epsilon in found.items()}
-    return {**out, "study gains": gains(found["main"]), "study correlations": correlations(many)}
+    out |= {"study gains": gains(found["main"]), "study proved": proved(mechanisms, found["main"])}
+    return {**out, "study correlations": correlations(many)}
 
 
 def everything(

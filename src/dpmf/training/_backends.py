@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpmf import errors, validation
+from dpmf.kernels import announce_compilation
 from dpmf.kernels import noise as kernels
 from dpmf.training._shards import Indices
 from dpmf.training._sources import NOISE, Source
@@ -55,6 +56,7 @@ class CpuBackend:
 
     def draw(self, source: Source, step: int, array: int, whole: int, runs: tuple[Indices, Indices]) -> Any:
         if len(self._normals) == 0:
+            announce_compilation(kernels.normals)
             self._normals = np.empty(self.chunk, self._dtype)
         out = self._normals[: runs[1].sum()]
         source.normals(NOISE, step, array, runs, out)

@@ -207,7 +207,10 @@ class PrivateTraining(Resumable):
             if _is_key(jax, leaf):
                 restored.append(jax.random.wrap_key_data(jax.numpy.asarray(array), impl=jax.random.key_impl(leaf)))
             else:
-                restored.append(jax.numpy.asarray(np.asarray(array).view(np.asarray(leaf).dtype)))
+                value = jax.numpy.asarray(np.asarray(array).view(np.asarray(leaf).dtype))
+                # What is spread over several devices now stays so, however many devices it was saved from.
+                spread = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+                restored.append(jax.device_put(value, leaf.sharding) if spread else value)
         return jax.tree.unflatten(structure, restored)
 
 

@@ -100,6 +100,7 @@ class PrivateTraining(Resumable):
         rank, world = self.optimizer._rank, self.optimizer._world
         if world == 1:
             self._write(path, self.noise.state_dict(), more)
+            sharding.remove_old_parts(path, [])  # of a run that several ranks began
             return
         with sharding.all_or_none("write its part of the checkpoint"):
             noise = sharding.write_part(path, self.noise, rank, world)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,64 @@ def test_without_a_process_group(tmp_path: Path) -> None:
         sharding.save(tmp_path / "c", stream())
 
 
+JAX = """
+import sys, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import dpmf
+from dpmf.training import jax as private_jax
+
+MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(2, 4))
+assert len(jax.devices()) == 4
+
+def begin(devices):
+    spread = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("d",)), PartitionSpec("d"))
+    weights = jax.device_put(jax.numpy.zeros((64, 8)), spread)
+    run = private_jax.PrivateTraining(
+        MECHANISM, weights, records=40, noise_multiplier=1.0, l2_sensitivity=1.0, seed=3
+    )
+    return weights, run
+
+def rows(weights, run, last):
+    made = []
+    for _ in run.batches():
+        noisy = run.add_noise(weights)
+        made.append(np.asarray(noisy))
+        if run.step == last:
+            break
+    return made
+
+def largest_part(run, devices):
+    kept = [leaf for leaf in jax.tree.leaves(run._state) if np.ndim(leaf) == 3]
+    assert kept
+    return max(part.data.nbytes for leaf in kept for part in leaf.addressable_shards) * devices == sum(
+        leaf.nbytes for leaf in kept
+    )
+
+weights, run = begin(1)
+alone = rows(weights, run, 8)
+weights, run = begin(4)
+spread = rows(weights, run, 5)
+assert largest_part(run, 4)
+run.save(sys.argv[1], weights)
+weights, run = begin(2)
+assert run.load(sys.argv[1], weights).sharding == weights.sharding
+assert largest_part(run, 2)
+spread += rows(weights, run, 8)
+assert len(alone) == len(spread) == 8 and all(map(np.array_equal, alone, spread))
+"""
+
+
+def test_jax_spreads_the_noise_over_devices(tmp_path: Path) -> None:
+    """Four devices keep a quarter each, add the bits of one, and two go on from what they saved."""
+    pytest.importorskip("jax_privacy")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", JAX, str(tmp_path / "checkpoint")],
+        capture_output=True, text=True, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 # Several processes.
 
 
@@ -154,33 +214,6 @@ def _sharded_model(seed: int = 3) -> tuple[list[Any], NoiseStream]:
 def _steps(parameters: list[Any], noise: NoiseStream, last: int) -> None:
     while noise.step < last:
         sharding.add_noise([p.grad for p in parameters], noise, 1.0)
-
-
-def _in_a_group(work: Any, rank: int, world: int, directory: Path) -> None:
-    dist = torch.distributed
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(directory / f"store-{work.__name__}-{world}"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    try:
-        work(rank, world, directory)
-        (directory / f"done-{work.__name__}-{rank}-of-{world}").touch()
-    finally:
-        dist.destroy_process_group()
-
-
-def _run(work: Any, world: int, directory: Path) -> None:
-    """Run a function in several processes, and see that all of them come to its end."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "dpmf.training.sharding", __name__])
-    ranks = [context.Process(target=_in_a_group, args=(work, rank, world, directory)) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(180)
-        if process.is_alive():
-            process.kill()
-    done = [(directory / f"done-{work.__name__}-{rank}-of-{world}").exists() for rank in range(world)]
-    assert all(done), f"ranks that came to their end: {done}"
 
 
 def _four(rank: int, world: int, directory: Path) -> None:
@@ -230,19 +263,43 @@ def _loses_a_rank(rank: int, world: int, directory: Path) -> None:
     parameters, noise = _sharded_model()
     _steps(parameters, noise, 1)
     if rank == 1:
-        (directory / f"done-_loses_a_rank-{rank}-of-{world}").touch()
         os._exit(1)
     with pytest.raises(TrainingError, match=r"another rank does not answer.*begin all ranks again"):
         _steps(parameters, noise, 2)
     assert noise.step == 1
 
 
+def _process(number: int, directory: Path) -> None:
+    """Four processes, of which two make a smaller group afterwards, and another one a group of its own."""
+    torch.set_num_threads(1)
+    groups = [(_four, number, 4)]
+    if number < 2:
+        groups += [(_any_number, number, 2), (_loses_a_rank, number, 2)]
+    if number == 3:
+        groups += [(_any_number, 0, 1)]
+    dist = torch.distributed
+    for work, rank, world in groups:
+        store = dist.FileStore(str(directory / f"store-{work.__name__}-{world}"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+        work(rank, world, directory)
+        (directory / f"done-{work.__name__}-{rank}-of-{world}").touch()
+        dist.destroy_process_group()
+
+
 def test_one_two_and_four_processes(tmp_path: Path) -> None:
-    _run(_four, 4, tmp_path)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.fsdp", "pytest", "dpmf.training.sharding"])
+    processes = [context.Process(target=_process, args=(number, tmp_path)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        if process.is_alive():
+            process.kill()
+    done = {file.name.removeprefix("done-_") for file in tmp_path.glob("done-*")}
+    four, two = {f"four-{rank}-of-4" for rank in range(4)}, {f"any_number-{rank}-of-2" for rank in range(2)}
+    assert done == four | two | {"any_number-0-of-1", "loses_a_rank-0-of-2"}
     assert len(list(tmp_path.glob("checkpoint.*.part"))) == 4
-    for world in (1, 2):
-        _run(_any_number, world, tmp_path)
-    _run(_loses_a_rank, 2, tmp_path)
 
     # The same files, read by a stream in this process; and what is missing or of another step is refused.
     parts = sorted(tmp_path.glob("checkpoint.*.part"))
