@@ -85,7 +85,7 @@ def candidates(
         if p > b or period > _FAR * p:
             continue
         if "cyclic" in names and p > 1 and k > 1:
-            found.append(Candidate(BallsInBins(k, b, rethrow_every=1, stride=period, gap=p - 1), "banded", p))
+            found.append(Candidate(BallsInBins(k, b, rethrow_every=1, stride=period, gap=0), "banded", p))
         if ("poisson" if p == 1 else "cyclic-poisson") in names:
             found.append(Candidate(Poisson(k, b, period), "dpsgd" if p == 1 else "banded", p))
     if not found:
