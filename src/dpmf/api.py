@@ -19,7 +19,7 @@ from dpmf.accountants.protocol import (
     PreparedAccountant,
     directions_of,
 )
-from dpmf.accountants.registry import covering
+from dpmf.accountants.registry import covering, resolve
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
