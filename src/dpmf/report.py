@@ -266,7 +266,7 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
         elif suffix == ".json":
             content = (json.dumps({"mechanism": mechanism.name, **profile.to_dict()}) + "\n").encode()
         else:
-            content = _rendered(_profile_figure(mechanism, profile), suffix)
+            content = rendered(_profile_figure(mechanism, profile), suffix)
         write_atomically(path, content)
 
     return write
@@ -275,10 +275,11 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
 def comparison_plotter(path: Path) -> Callable[[Comparison], None]:
     """Return a function that draws a comparison to `path`; refuse a bad path right away."""
     checked_output(path, _PICTURES)
-    return lambda comparison: write_atomically(path, _rendered(comparison_figure([comparison]), path.suffix.lower()))
+    return lambda comparison: write_atomically(path, rendered(comparison_figure([comparison]), path.suffix.lower()))
 
 
-def _rendered(figure: Figure, suffix: str) -> bytes:
+def rendered(figure: Figure, suffix: str) -> bytes:
+    """Return the bytes of a picture file of that suffix."""
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], dpi=200)
     return stream.getvalue()

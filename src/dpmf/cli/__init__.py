@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dpmf._version import __version__
-from dpmf.cli import commands, compare, design, pages, verify
+from dpmf.cli import commands, compare, design, pages, tradeoff, verify
 from dpmf.cli.options import fail, in_options
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ for _command in (
     commands.epsilon,
     commands.delta,
     commands.profile,
+    tradeoff.tradeoff,
     compare.compare,
     verify.verify,
     commands.accountants,

@@ -31,6 +31,7 @@ _OPTION_OF = {
     "matrix": "--file: matrix",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
+    "target_mu": "--mu",
 }
 
 

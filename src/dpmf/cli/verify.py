@@ -45,6 +45,9 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option(help="A .json file for a certificate, which dpmf_check checks without dpmf.")
     ] = None,
+    tradeoff: Annotated[
+        bool, typer.Option("--tradeoff/--no-tradeoff", help="Also report what any attack can achieve.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Cross-check accountants, lower bound and Monte Carlo, and print a page to attach to a paper.
@@ -69,6 +72,7 @@ def verify(
             accountants=listed(names),
             samples=samples,
             seed=seed,
+            tradeoff=tradeoff,
         )
     content_of, page = found.to_dict(), found.to_markdown()
     if workload is not None:
