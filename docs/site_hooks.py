@@ -42,6 +42,7 @@ ORDER: dict[str, list[str]] = {
         "theory/majorants.md",
         "theory/cascade.md",
         "theory/conditional.md",
+        "theory/batchings.md",
         "theory/monte_carlo.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",
