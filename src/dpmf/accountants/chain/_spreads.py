@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -173,6 +174,35 @@ class Spread:
         nodes: Array = spacing * np.arange(math.floor(low / spacing), math.ceil(high / spacing) + 1.0)
         weights, lost = hat_weights(nodes, np.zeros(1), 1.0, slope)
         return cls(nodes, weights[0], float(lost[0]))
+
+    @classmethod
+    def graded(cls, nodes: Array, slope: float, sign: int) -> Spread:
+        """Onto nodes at any distances, linear in e^(slope·z), for calls (sign +1) or puts (−1).
+
+        **Formal guarantees.** As `hat_weights` for a function that is convex and increasing (calls) or decreasing
+        (puts) in e^(slope·z). For calls, z below the first node is moved up to it; for puts there is a node at −∞.
+        Each cell is cut into panels that are as narrow as there, so that the same error bound holds.
+        """
+        weights = np.zeros(len(nodes))
+        for k, (low, high) in enumerate(pairwise(nodes.tolist())):
+            width = high - low
+            panels = max(1, math.ceil(width / _PANEL))
+            offset = ((np.arange(panels)[:, None] + _POINTS) * (width / panels)).ravel()
+            mass = np.tile(_POINT_WEIGHTS, panels) * (width / panels / math.sqrt(2 * math.pi))
+            mass = mass * np.exp(-0.5 * (low + offset) ** 2)
+            upper = np.expm1(slope * offset) / math.expm1(slope * width) if slope * width > 1e-9 else offset / width
+            weights[k] += float(mass @ (1 - upper))
+            weights[k + 1] += float(mass @ upper)
+        first, last = float(nodes[0]), float(nodes[-1])
+        weights[-1] += float(ndtr(-last))
+        below = float(ndtr(first))
+        if sign > 0:
+            weights[0] += below
+            below = 0.0
+        else:
+            gain = min(0.5 * slope**2 - slope * first, 700.0)
+            weights[0] += min(math.exp(gain) * float(ndtr(first - slope)), below)
+        return cls(nodes, weights * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR, below * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR)
 
     @classmethod
     def trivial(cls) -> Spread:
@@ -419,6 +449,11 @@ class Option:
     def span(self, largest_load: float, factors: int) -> float:
         """About the length of the interval that the nodes of a spread cover."""
         return self._reach(factors) + largest_load + _TUNING.inner_end
+
+    def ends(self, largest_load: float, inner_end: float) -> tuple[float, float]:
+        """Where the nodes of a spread begin and end; `inner_end` is on the side where truncation moves mass inward."""
+        reach = self._reach(1)
+        return (-inner_end, reach + largest_load) if self.sign > 0 else (-reach - 0.1, inner_end)
 
     def spread(self, largest_load: float, spacing: float, factors: int = 1) -> Spread:
         """A spread of a standard normal factor that is one of several; for calls its last node is at least the load."""

@@ -14,6 +14,7 @@ from dpmf.accountants.chain._blocks import RenewalModel, SeparatorModel
 from dpmf.accountants.chain._bound import ChainBound
 from dpmf.accountants.chain._lines import LineModel, StationaryModel
 from dpmf.accountants.chain._majorants import models, stationary_models
+from dpmf.accountants.chain._overlaps import OverlapModel
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
 
@@ -28,6 +29,7 @@ MODELS = {
     "open renewal": RenewalModel(
         np.array([0.1, 0.3, 0.6]), np.array([0.7, 0.6, 0.4]), np.array([0.9, 0.8, 0.7]), np.full(3, 0.1), 1, False
     ),
+    "overlaps": OverlapModel(np.array([[0.3, 0.5, 0.4], [0.2, 0.0, 0.6]]), np.full(2, 0.2), np.full(2, 0.1), 3),
     "stationary": StationaryModel(3, 0.05, 0.5, 0.7, 0.15),
 }
 POINTS = [(2.0, 0.3), (0.8, 1.5), (1.5, 2.5)]
