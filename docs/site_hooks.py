@@ -14,7 +14,7 @@ from typing import Any
 
 # Pages in the order of the menu; one that is not there is left out, one that is not listed comes last in its section.
 ORDER: dict[str, list[str]] = {
-    "Start": ["index.md", "start.md", "concepts.md", "explore.md"],
+    "Start": ["index.md", "start.md", "concepts.md", "batchings.md", "explore.md"],
     "How to": [
         "howto/calibrate.md",
         "howto/compare.md",
@@ -24,7 +24,15 @@ ORDER: dict[str, list[str]] = {
         "howto/train-jax.md",
         "howto/reproduce.md",
     ],
-    "In depth": ["accountants.md", "training.md", "ecosystem.md", "tightness.md", "soundness.md", "extremes.md"],
+    "In depth": [
+        "accountants.md",
+        "training.md",
+        "noise.md",
+        "ecosystem.md",
+        "tightness.md",
+        "soundness.md",
+        "extremes.md",
+    ],
     "Results": ["results.md", "benchmarks.md"],
     "Theory": [
         "theory/index.md",

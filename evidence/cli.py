@@ -26,12 +26,15 @@ app = typer.Typer(
     "checkout; interrupt it at any moment, and it goes on where it stopped.",
 )
 
+_PAGES = "results, tightness, batchings, accountants"
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="Pages (results, tightness, accountants), figures, claims; all if none."),
+    typer.Argument(
+        metavar="[NAME]...", help="Pages (results, tightness, batchings, accountants), figures, claims; all if none."
+    ),
 ]
-PageNames = Annotated[list[str], typer.Argument(metavar="PAGE...", help="Pages: results, tightness, accountants.")]
-PageName = Annotated[str, typer.Argument(metavar="PAGE", help="A page: results, tightness or accountants.")]
+PageNames = Annotated[list[str], typer.Argument(metavar="PAGE...", help=f"Pages: {_PAGES}.")]
+PageName = Annotated[str, typer.Argument(metavar="PAGE", help=f"A page: {_PAGES}.")]
 Only = Annotated[str | None, typer.Option(help="Only cells with this text in their name, such as bsr4 or monte-carlo.")]
 Database = Annotated[Path, typer.Option(help="Where results are kept.")]
 Full = Annotated[bool, typer.Option("--full", help="The paper's own grids for its figures: hours, not minutes.")]

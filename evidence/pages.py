@@ -15,7 +15,7 @@ from typing import Any
 
 import dpmf
 from dpmf.files import write_atomically
-from evidence import fingerprint, tightness
+from evidence import batchings, fingerprint, tightness
 from evidence.pictures import png
 from evidence.say import made_by, with_block
 from evidence.spec import Cell
@@ -91,6 +91,19 @@ def _tightness_page(before: str, records: Records, full: bool) -> str:
     return with_block(before, "code", made_by(_of(records, wanted), PAGES["tightness"].command, len(wanted)))
 
 
+# --- docs/batchings.md -----------------------------------------------------------------------------------------------
+
+
+def _batchings_page(before: str, records: Records, full: bool) -> str:
+    before = with_block(before, "table", batchings.tabulated(_results(records)))
+    wanted = batchings.cells()
+    return with_block(before, "code", made_by(_of(records, wanted), PAGES["batchings"].command, len(wanted)))
+
+
+def _batchings_pictures(records: Records, directory: Path) -> list[Path]:
+    return batchings.drawn(_results(records), directory)
+
+
 # --- docs/accountants.md ---------------------------------------------------------------------------------------------
 
 
@@ -141,6 +154,13 @@ PAGES = {
             "python -m evidence make tightness",
             lambda full: {"tightness": tightness.cells()},
             _tightness_page,
+        ),
+        Page(
+            "batchings",
+            "python -m evidence make batchings",
+            lambda full: {"batchings": batchings.cells()},
+            _batchings_page,
+            _batchings_pictures,
         ),
         Page("accountants", "python -m evidence make accountants", _claims, _accountants_page, _accountants_pictures),
         Page("benchmarks", "make benchmark"),
@@ -194,7 +214,7 @@ def training() -> Standing:
     """The same for docs/training.md, whose runs on CIFAR-10 did not record their code."""
     files = sorted((DOCS / "data").glob("cifar10-*.csv"))
     codes = Counter({fingerprint.NOT_RECORDED: len(files)})
-    return Standing((DOCS / "training.md").as_posix(), "python examples/cifar10_grid.py", codes, stale=len(files))
+    return Standing((DOCS / "training.md").as_posix(), "python examples/study.py", codes, stale=len(files))
 
 
 def standings() -> list[Standing]:

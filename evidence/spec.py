@@ -9,6 +9,7 @@ from typing import Any
 
 import dpmf
 from dpmf.accountants import ACCOUNTANTS, Accountant, Best
+from dpmf.batching import build
 
 TITLES = {
     "dpsgd": "DP-SGD",
@@ -28,11 +29,13 @@ class MechanismSpec:
     epochs: int
     batches: int
     bandwidth: int | None = None
+    batching: str = "fixed"
 
     @property
     def slug(self) -> str:
         """As people type it: ``bsr4 N=100 k=1``."""
-        return f"{self.strategy}{self.bandwidth or ''} N={self.epochs * self.batches} k={self.epochs}"
+        how = "" if self.batching == "fixed" else f" {self.batching}"
+        return f"{self.strategy}{self.bandwidth or ''} N={self.epochs * self.batches} k={self.epochs}{how}"
 
     @property
     def title(self) -> str:
@@ -41,13 +44,16 @@ class MechanismSpec:
 
     def plain(self) -> dict[str, Any]:
         found: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "batches": self.batches}
-        return found | ({"bandwidth": self.bandwidth} if self.bandwidth else {})
+        found |= {"bandwidth": self.bandwidth} if self.bandwidth else {}
+        return found | ({"batching": self.batching} if self.batching != "fixed" else {})
 
 
 def mechanism_of(plain: Mapping[str, Any]) -> dpmf.Mechanism:
     """The mechanism that a cell's parameters name."""
     strategy = dpmf.strategies.build(plain["strategy"], bandwidth=plain.get("bandwidth"))
-    return dpmf.Mechanism(strategy, dpmf.BallsInBins(plain["epochs"], plain["batches"]))
+    width = plain.get("bandwidth") or 1
+    kind = plain.get("batching", "fixed")
+    return dpmf.Mechanism(strategy, build(kind, plain["epochs"], plain["batches"], bandwidth=width))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
-"""What `make demo` runs: noise multipliers for three mechanisms at several ε, as tables and as a picture.
-
-python examples/demo.py [output directory] [ε ...]
-"""
+"""What `make demo` runs: noise multipliers for three mechanisms at several ε, as tables and as a picture."""
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,9 +27,8 @@ MECHANISMS = {
 ACCOUNTANTS = (dpmf.accountants.Best(), dpmf.accountants.MonteCarlo(samples=50_000))
 
 
-def main(directory: Path, epsilons: Sequence[float]) -> None:
+def main(directory: Path, epsilons: Sequence[float], batches: dpmf.BallsInBins) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    batches = dpmf.BallsInBins(epochs=10, batches_per_epoch=100)
     print(
         f"Noise multipliers that guarantee (ε, {given(DELTA)})-DP over {batches.epochs} epochs of "
         f"{batches.batches_per_epoch} balls-in-bins batches.\nFor clipping norm 1, the strategy as given. "
@@ -60,10 +56,14 @@ def main(directory: Path, epsilons: Sequence[float]) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("demo-output"), help="where the picture goes")
+    parser.add_argument("epsilons", nargs="*", type=float, metavar="ε", help="1, 2, 4 and 8 if none is given")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batches-per-epoch", type=int, default=100)
+    options = parser.parse_args()
     try:
-        main(
-            Path(sys.argv[1]) if len(sys.argv) > 1 else Path("demo-output"),
-            [float(e) for e in sys.argv[2:]] or EPSILONS,
-        )
+        bins = dpmf.BallsInBins(options.epochs, options.batches_per_epoch)
+        main(options.directory, options.epsilons or EPSILONS, bins)
     except KeyboardInterrupt:
         raise SystemExit("interrupted") from None

@@ -1,26 +1,40 @@
-"""What all tests share: no test reads or writes the user's cache."""
+"""What all tests share: one thread for each process, and no test reads or writes the user's cache."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from dpmf.strategies import cache
+# Every core has a test process of its own. Threads that help with small matrices would double the processor time. This
+# comes before numpy, which asks once; the processes that tests start inherit it.
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+from dpmf.strategies import cache  # noqa: E402
 
 # The same examples in every run, so that a red one says something about the change.
 settings.register_profile("dpmf", derandomize=True, deadline=None)
 settings.load_profile("dpmf")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One strategy cache for the run, so that each strategy is optimised once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPMF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+def pytest_configure(config: pytest.Config) -> None:
+    """One strategy cache for the run, so that each strategy is optimised once, and compiled JAX for each process."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:  # the process that starts the others, or the only one
+        place = tempfile.mkdtemp(prefix="dpmf-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
+        os.environ["DPMF_CACHE_DIR"] = str(Path(place, "strategies"))
+    # JAX does not write its files atomically, so that processes cannot share them.
+    own = Path(os.environ["DPMF_CACHE_DIR"]).with_name(f"jax-{worker}")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(own)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
 @pytest.fixture

@@ -21,19 +21,26 @@ if TYPE_CHECKING:
     from dpmf.api import delta as delta
     from dpmf.api import epsilon as epsilon
     from dpmf.api import profile as profile
+    from dpmf.attacks import TradeOff as TradeOff
+    from dpmf.attacks import tradeoff as tradeoff
     from dpmf.batching import BallsInBins as BallsInBins
     from dpmf.batching import Poisson as Poisson
     from dpmf.batching import cyclic_poisson as cyclic_poisson
     from dpmf.batching import reshuffled as reshuffled
+    from dpmf.designs import Design as Design
+    from dpmf.designs import design as design
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
     from dpmf.mechanism import Mechanism as Mechanism
+    from dpmf.paper import statement as statement
     from dpmf.results import Calibration as Calibration
     from dpmf.results import CalibrationEstimate as CalibrationEstimate
     from dpmf.results import Estimate as Estimate
     from dpmf.results import PrivacyBound as PrivacyBound
     from dpmf.results import PrivacyProfile as PrivacyProfile
+    from dpmf.targets import calibrate_to_attack as calibrate_to_attack
+    from dpmf.targets import calibrate_to_mu as calibrate_to_mu
     from dpmf.workloads import error as error
 
 _HOME = {
@@ -44,17 +51,24 @@ _HOME = {
     "Calibration": "dpmf.results",
     "CalibrationEstimate": "dpmf.results",
     "CalibrationError": "dpmf.errors",
+    "Design": "dpmf.designs",
     "Estimate": "dpmf.results",
     "Mechanism": "dpmf.mechanism",
     "MissingExtraError": "dpmf.errors",
     "PrivacyBound": "dpmf.results",
     "PrivacyProfile": "dpmf.results",
+    "TradeOff": "dpmf.attacks",
     "TrainingError": "dpmf.errors",
     "calibrate": "dpmf.api",
+    "calibrate_to_attack": "dpmf.targets",
+    "calibrate_to_mu": "dpmf.targets",
     "delta": "dpmf.api",
+    "design": "dpmf.designs",
     "epsilon": "dpmf.api",
     "error": "dpmf.workloads",
     "profile": "dpmf.api",
+    "statement": "dpmf.paper",
+    "tradeoff": "dpmf.attacks",
 }
 _MODULES = ("accountants", "strategies", "training", "workloads")
 

@@ -20,7 +20,6 @@ from dpmf.accountants.protocol import (
     directions_of,
 )
 from dpmf.accountants.registry import covering
-from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -82,7 +81,7 @@ class _Question:
 
     def lower(self, bound: Callable[[], T]) -> T | None:
         """Certified lower bounds, where they were asked for."""
-        if not self._with_lower or isinstance(self._mechanism.batching, Poisson):
+        if not self._with_lower:
             return None
         seconds = None if self._seconds is None else _LOWER_SHARE * self._seconds
         with budget.time_limit(seconds), budget.memory_limit(self._bytes):
@@ -140,7 +139,7 @@ def delta(
     with question.asked() as source:
         found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_delta(mechanism.throw, sigma, epsilon, direction))
+    below = question.lower(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[binding].value)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -181,7 +180,7 @@ def epsilon(
     with question.asked() as source:
         found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in question.directions}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism.throw, sigma, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=found[binding].value, delta=delta)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -238,9 +237,7 @@ def profile(
         }
     deltas = np.max(list(by_direction.values()), axis=0)
     points = grid.tolist()
-    below = question.lower(
-        lambda: np.array([lower_bounds.lower_delta(mechanism.throw, sigma, e, direction) for e in points])
-    )
+    below = question.lower(lambda: np.array([lower_bounds.lower_delta(mechanism, sigma, e, direction) for e in points]))
     return PrivacyProfile(
         noise_multiplier=sigma,
         epsilons=grid,
@@ -265,6 +262,7 @@ def calibrate(
     with_lower: bool = False,
     time_budget: float | None = None,
     memory_budget: float | None = None,
+    near: float | None = None,
 ) -> Calibration | CalibrationEstimate:
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
@@ -279,6 +277,7 @@ def calibrate(
       time_budget: seconds. After them the best bound reached so far is returned, and `details` say so
         ("budget_exhausted").
       memory_budget: bytes of arrays at a time. Bounds that need more are left out, and `details` say so.
+      near: a noise multiplier to begin the search at, such as an estimate. It changes only how long the search takes.
 
     Returns:
       A `Calibration`, or a `CalibrationEstimate` from an accountant that samples.
@@ -295,7 +294,7 @@ def calibrate(
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
-    start = mechanism.sensitivity
+    start = mechanism.sensitivity if near is None else mechanism.checked_noise(near)
     binding = question.directions[0]
     with question.asked() as source:
         for one_way in question.directions:
@@ -315,7 +314,7 @@ def calibrate(
     worst = _binding(found)
     if found[worst].value > delta:
         raise CalibrationError(f"the bound of {source.name} is not monotone around noise multiplier {sigma:g}")
-    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism.throw, epsilon, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, direction))
     answer = question.answer(
         found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[worst].value,
         target_epsilon=epsilon, target_delta=delta,

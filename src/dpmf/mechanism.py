@@ -45,12 +45,15 @@ class Mechanism:
             raise validation.wrong("batching", "a BallsInBins or a Poisson", self.batching)
         strategy = self.strategy.for_batching(self.batching)
         strategy.check_iterations(self.batching.iterations)
-        object.__setattr__(self, "strategy", strategy)
         if not self.batching.fixed:
-            self._check_composed(strategy)
+            strategy = self._check_composed(strategy)
+        object.__setattr__(self, "strategy", strategy)
 
-    def _check_composed(self, strategy: Strategy) -> None:
-        """Refuse what the composition of throws does not cover, and fill in the gap between throws."""
+    def _check_composed(self, strategy: Strategy) -> Strategy:
+        """Refuse what the composition of throws does not cover, and fill in the gap between throws.
+
+        The gap adds iterations, so the strategy is made anew for as many as there are then.
+        """
         batching = self.batching
         if not isinstance(strategy, ToeplitzStrategy):
             raise ArgumentError("strategy", f"must be a Toeplitz strategy for {batching.name}, got {strategy.name}")
@@ -65,8 +68,10 @@ class Mechanism:
         elif isinstance(batching, BallsInBins):
             # A strategy whose memory lasts longer than an epoch has no useful gap.
             filled = batching.with_gap(width - 1 if width <= batching.batches_per_epoch else 0)
+            strategy = self.strategy.for_batching(filled)
             strategy.check_iterations(filled.iterations)
             object.__setattr__(self, "batching", filled)
+        return strategy
 
     @cached_property
     def throw(self) -> Mechanism:
@@ -78,8 +83,7 @@ class Mechanism:
             return self
         assert isinstance(self.batching, BallsInBins) and isinstance(self.strategy, ToeplitzStrategy)  # noqa: PT018
         bins = self.batching.batches_per_epoch // self.batching.stride
-        width = self.strategy.bandwidth(self.batching.iterations)
-        mean = first_mean_of_throw(self.strategy, self.batching, width)
+        mean = first_mean_of_throw(self.strategy, self.batching)
         return Mechanism(coefficients(mean), OneThrow(bins, len(mean) + bins))
 
     @cached_property
@@ -87,8 +91,7 @@ class Mechanism:
         """An upper bound on the inner products of means of different throws; 0 where throws are independent."""
         if not isinstance(self.batching, BallsInBins) or not isinstance(self.strategy, ToeplitzStrategy):
             return 0.0
-        width = self.strategy.bandwidth(self.batching.iterations)
-        return largest_product_between_throws(self.strategy, self.batching, width)
+        return largest_product_between_throws(self.strategy, self.batching)
 
     def thrown_once(self) -> BallsInBins | OneThrow:
         """The batching, where the Gram matrix describes the whole mechanism."""

@@ -180,13 +180,16 @@ def _noise_multiplier(cell: Cell | None) -> str:
 _ASKED = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
 
 
-def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: str) -> None:
+def print_answer(
+    mechanism: Mechanism, found: PrivacyBound | Estimate, asked: str, more: Sequence[tuple[str, str]] = ()
+) -> None:
     """Print what was asked for, then its lower bound, the guarantee, and how the bound came about.
 
     Args:
       mechanism: the mechanism that the answer is about; its name is the title.
       found: the answer.
       asked: the field of `found` that was asked for: "noise_multiplier", "epsilon" or "delta".
+      more: further rows, such as the error that the noise causes.
     """
     from rich.console import Console
     from rich.table import Table
@@ -206,6 +209,8 @@ def print_answer(mechanism: Mechanism, found: PrivacyBound | Estimate, asked: st
     what = f"ε({delta})" if asked == "epsilon" else f"δ({epsilon})"
     for one_way, how in found.details.items():
         table.add_row(f"{what}, {one_way}", _how(how))
+    for row in more:
+        table.add_row(*row)
     console = Console()
     console.print(mechanism.name, style="bold", highlight=False)
     console.print(table)
@@ -261,7 +266,7 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
         elif suffix == ".json":
             content = (json.dumps({"mechanism": mechanism.name, **profile.to_dict()}) + "\n").encode()
         else:
-            content = _rendered(_profile_figure(mechanism, profile), suffix)
+            content = rendered(_profile_figure(mechanism, profile), suffix)
         write_atomically(path, content)
 
     return write
@@ -270,10 +275,11 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
 def comparison_plotter(path: Path) -> Callable[[Comparison], None]:
     """Return a function that draws a comparison to `path`; refuse a bad path right away."""
     checked_output(path, _PICTURES)
-    return lambda comparison: write_atomically(path, _rendered(comparison_figure([comparison]), path.suffix.lower()))
+    return lambda comparison: write_atomically(path, rendered(comparison_figure([comparison]), path.suffix.lower()))
 
 
-def _rendered(figure: Figure, suffix: str) -> bytes:
+def rendered(figure: Figure, suffix: str) -> bytes:
+    """Return the bytes of a picture file of that suffix."""
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], dpi=200)
     return stream.getvalue()

@@ -11,18 +11,18 @@ import math
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from dpmf import api, progress, validation
+from dpmf import api, attacks, progress, validation
 from dpmf import lower_bounds as lower
 from dpmf._version import __version__
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Direction, directions_of
-from dpmf.accountants.registry import covering, resolve, suitable
+from dpmf.accountants.registry import covering, least_of, resolve, suitable
 from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
@@ -70,6 +70,7 @@ class Verification:
       contradictions: one sentence for each; empty if all numbers agree.
       delta: the smallest upper bound that covers every direction asked for.
       certified: whether `delta` is at most the target δ.
+      tradeoff: what any attack can achieve, where it was asked for.
     """
 
     mechanism: str
@@ -92,6 +93,7 @@ class Verification:
     delta: float
     certified: bool
     versions: dict[str, str]
+    tradeoff: attacks.TradeOff | None = None
 
     @property
     def consistent(self) -> bool:
@@ -100,7 +102,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain Python values, ready for JSON."""
-        return asdict(self) | {"consistent": self.consistent}
+        curve = None if self.tradeoff is None else self.tradeoff.to_dict()
+        return asdict(replace(self, tradeoff=None)) | {"consistent": self.consistent, "tradeoff": curve}
 
     def to_markdown(self) -> str:
         """Return the page that `dpmf verify` prints; its numbers are rounded to the safe side."""
@@ -117,6 +120,7 @@ def verify(
     accountants: Sequence[str | Accountant] | None = None,
     samples: int = 200_000,
     seed: int = 0,
+    tradeoff: bool = False,
 ) -> Verification:
     """Ask several accountants for δ(ε) at one noise multiplier, and compare their answers.
 
@@ -129,6 +133,7 @@ def verify(
       accountants: two or more deterministic accountants; by default all of dpmf that suit the mechanism.
       samples: the number of Monte Carlo samples for each direction.
       seed: the seed of the samples.
+      tradeoff: also report what any attack can achieve (`dpmf.tradeoff`), by the least of the same bounds.
 
     Returns:
       All bounds, estimates and contradictions.
@@ -200,7 +205,16 @@ def verify(
         delta=least,
         certified=least <= target,
         versions=_versions(),
+        tradeoff=_tradeoff(mechanism, noise_multiplier, direction, asked) if tradeoff else None,
     )
+
+
+def _tradeoff(
+    mechanism: Mechanism, sigma: float, direction: str, accountants: Sequence[Accountant]
+) -> attacks.TradeOff:
+    progress.say("what any attack can achieve")
+    chosen = least_of(accountants)
+    return attacks.tradeoff(mechanism, noise_multiplier=sigma, direction=direction, accountant=chosen)
 
 
 def _digest(mechanism: Mechanism) -> str:
@@ -290,6 +304,8 @@ def _page(v: Verification) -> str:
             if s.direction == way
         ]
         lines.append("")
+    if v.tradeoff is not None:
+        lines += v.tradeoff.markdown()
     gap = _gap(v)
     if gap is not None:
         lines += [f"The smallest certified δ is {upper(gap, 3)} times the largest certified lower bound.", ""]

@@ -23,7 +23,8 @@ pytest.importorskip("opacus")
 
 
 RECORDS, WIDTH, CLIP, SIGMA = 40, 8_000, 0.25, 1.5
-ALLOCATION = dpmf.BallsInBins.from_iterations(17, 5)
+BINS = 5
+ALLOCATION = dpmf.BallsInBins.from_iterations(17, BINS)
 STRATEGIES = {
     "dpsgd": dpmf.strategies.dpsgd(),
     "bsr": dpmf.strategies.bsr(3),
@@ -31,6 +32,22 @@ STRATEGIES = {
     "normalised": dpmf.strategies.bsr(3).normalized(),
     "matrix": dpmf.strategies.matrix(np.tril(np.random.default_rng(0).uniform(0, 1, (17, 17))) + np.eye(17)),
 }
+BSR = STRATEGIES["bsr"]
+MECHANISMS = {name: dpmf.Mechanism(strategy, ALLOCATION) for name, strategy in STRATEGIES.items()}
+MECHANISMS |= {
+    "reshuffled": dpmf.Mechanism(BSR, dpmf.reshuffled(3, BINS)),
+    "reshuffled, not banded": dpmf.Mechanism(STRATEGIES["bisr"], dpmf.reshuffled(3, BINS, gap=3)),
+    "every other epoch": dpmf.Mechanism(BSR, dpmf.BallsInBins(4, BINS, rethrow_every=2)),
+    "cyclic": dpmf.Mechanism(dpmf.strategies.bsr(5), dpmf.reshuffled(3, 10, stride=5)),
+    "poisson": dpmf.Mechanism(STRATEGIES["dpsgd"], dpmf.Poisson(3, BINS)),
+    "cyclic poisson": dpmf.Mechanism(BSR, dpmf.cyclic_poisson(3, 10, BINS)),
+}
+
+
+def steps_of(mechanism: dpmf.Mechanism) -> int:
+    """How many batches there are."""
+    batching = mechanism.batching
+    return min(batching.epochs * batching.batches_per_epoch, batching.iterations)
 
 
 @dataclass
@@ -69,7 +86,7 @@ def train(run: PrivateTraining, steps: int, trace: Trace | None = None) -> Trace
     trace = trace or Trace()
     model, optimizer, loader = run
     (weight,) = model.parameters()
-    expected = RECORDS / ALLOCATION.batches_per_epoch
+    expected = RECORDS / run.mechanism.batching.batches_per_epoch
     add_noise = optimizer.add_noise
 
     def recorded() -> None:
@@ -98,30 +115,20 @@ def train(run: PrivateTraining, steps: int, trace: Trace | None = None) -> Trace
 def findings(trace: Trace, mechanism: dpmf.Mechanism) -> list[str]:
     """What is not as it was accounted for."""
     wrong = []
-    n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
-    c = mechanism.strategy.matrix(n)
+    if len(trace.sums) != steps_of(mechanism):
+        return [f"{len(trace.sums)} steps instead of {steps_of(mechanism)}"]
     sums, releases = np.stack(trace.sums), np.stack(trace.releases)
-    if len(sums) != n:
-        return [f"{len(sums)} steps instead of {n}"]
     for t, gradients in enumerate(trace.gradients):
         if not np.allclose(sums[t], gradients.sum(axis=0), atol=1e-4):
             wrong.append(f"the sum of step {t} is not that of the clipped gradients")
-    # Participation: each record in the iterations i, i + b, ... of one bin i, and in all of them.
-    bins = []
-    for record in range(RECORDS):
-        took_part = np.flatnonzero(np.abs(sums[:, record]) > 0.5)
-        if not len(took_part) or list(took_part) != list(range(took_part[0] % b, n, b)):
-            wrong.append(f"record {record} took part in iterations {took_part}")
-        else:
-            bins.append(int(took_part[0]))
-            # Sensitivity: what the record does to C·x has the norm of its mixture mean.
-            norm = np.linalg.norm(c @ sums[:, record])
-            if not np.isclose(norm**2, mechanism.gram[bins[-1], bins[-1]], rtol=1e-4):
-                wrong.append(f"record {record} has sensitivity {norm:.4f}")
-    if len(set(bins)) < b:
-        wrong.append("bins that nobody is in, of those that were expected to be used")
-    # Noise: C times what was added is white, of variance σ².
-    white = c @ (releases - sums) / SIGMA
+    taken = np.abs(sums[:, :RECORDS]) > 0.5
+    poisson = isinstance(mechanism.batching, dpmf.Poisson)
+    wrong += (_samples if poisson else _throws)(taken, mechanism)
+    wrong += _sensitivity(sums[:, :RECORDS], mechanism)
+    # Noise: what was added has the covariance of σC⁻¹Z, with the rows of each gap added to the next one.
+    rows, n = _rows(mechanism), mechanism.batching.iterations
+    inverse = np.add.reduceat(np.linalg.inv(mechanism.strategy.matrix(n)), np.append(0, rows[:-1] + 1), axis=0)
+    white = np.linalg.solve(np.linalg.cholesky(inverse @ inverse.T), releases - sums) / SIGMA
     covariance = white @ white.T / WIDTH
     if np.abs(np.triu(covariance, 1)).max() > 5.5 * WIDTH**-0.5:
         wrong.append("the noise is correlated in another way")
@@ -130,33 +137,114 @@ def findings(trace: Trace, mechanism: dpmf.Mechanism) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+def _rows(mechanism: dpmf.Mechanism) -> np.ndarray:
+    """The iteration of every step: iterations of gaps are none."""
+    steps, batching = np.arange(steps_of(mechanism)), mechanism.batching
+    if isinstance(batching, dpmf.Poisson) or batching.throws == 1:
+        return steps
+    return steps + steps // (batching.rethrow_every * batching.batches_per_epoch) * batching.gap
+
+
+def _throws(taken: np.ndarray, mechanism: dpmf.Mechanism) -> list[str]:
+    """Participation: in each throw, a record in the iterations i, i + b, ... of one bin i, and in all of them."""
+    wrong, batching = [], mechanism.batching
+    b, m, s = batching.batches_per_epoch, batching.rethrow_every or batching.epochs, batching.stride
+    bins = np.full((batching.throws, RECORDS), -1)
+    for throw in range(batching.throws):
+        part = taken[throw * m * b : (throw + 1) * m * b]
+        for record in range(RECORDS):
+            took_part = np.flatnonzero(part[:, record])
+            if not len(took_part) or list(took_part) != list(range(took_part[0] % b, len(part), b)):
+                wrong.append(f"record {record} took part in iterations {took_part} of throw {throw}")
+            else:
+                bins[throw, record] = took_part[0]
+        if set(range(b)) - set(bins[throw]) and 8 * b <= RECORDS:
+            wrong.append("bins that nobody is in, of those that were expected to be used")
+    if wrong:
+        return wrong
+    groups = bins % s
+    if (groups != groups[0]).any() or np.ptp(np.bincount(groups[0], minlength=s)) > 1:
+        wrong.append(f"records do not keep to bins that are {s} apart, in groups of equal size")
+    # Bins are thrown anew: about s/b of the records hit the same bin again.
+    same, tried, rate = (bins[1:] == bins[:-1]).sum(), bins[1:].size, s / b
+    if abs(same - rate * tried) > 4.5 * (tried * rate * (1 - rate)) ** 0.5:
+        wrong.append(f"{same} of {tried} times a record was thrown into the same bin again")
+    return wrong
+
+
+def _samples(taken: np.ndarray, mechanism: dpmf.Mechanism) -> list[str]:
+    """Participation: in the iterations of one group, in each of them with probability q/b and independently."""
+    batching, wrong = mechanism.batching, []
+    b, q = batching.batches_per_epoch, batching.period
+    groups = taken.reshape(-1, q, RECORDS).any(axis=0)
+    if (groups.sum(axis=0) > 1).any():
+        wrong.append(f"records do not keep to iterations that are {q} apart")
+    rate, tried = q / b, len(taken) // q * RECORDS
+    if abs(taken.sum() - rate * tried) > 4.5 * (tried * rate * (1 - rate)) ** 0.5:
+        wrong.append(f"{taken.sum()} participations in {tried} samples at rate {rate}")
+    # Coins instead of allocation: how often a record takes part exactly once in an epoch.
+    epochs = taken.reshape(-1, b, RECORDS).sum(axis=1)
+    once = b * (1 / q) * rate * (1 - rate) ** (b // q - 1)
+    if abs((epochs == 1).sum() - once * epochs.size) > 4.5 * (epochs.size * once * (1 - once)) ** 0.5:
+        wrong.append(f"a record took part exactly once in {(epochs == 1).sum()} of {epochs.size} epochs")
+    return wrong
+
+
+def _sensitivity(sums: np.ndarray, mechanism: dpmf.Mechanism) -> list[str]:
+    """What a record does to C·x: in each throw it is as long as its mixture mean, and throws do not overlap."""
+    batching, n = mechanism.batching, mechanism.batching.iterations
+    contributions = mechanism.strategy.matrix(n)[:, _rows(mechanism)][:, :, None] * sums  # at [row, step, record]
+    if isinstance(batching, dpmf.Poisson):
+        length, most, between = batching.period, float(np.square(mechanism.strategy.matrix(n)[:, 0]).sum()), 0.0
+    else:
+        length = (batching.rethrow_every or batching.epochs) * batching.batches_per_epoch
+        most, between = float(mechanism.throw.gram.max()), mechanism.product_between_throws
+    starts = np.arange(0, len(sums), length)
+    means = np.moveaxis(np.add.reduceat(contributions, starts, axis=1), 2, 0)  # at [record, row, throw]
+    products = np.swapaxes(means, 1, 2) @ means
+    squares = np.diagonal(products, axis1=1, axis2=2)
+    wrong = []
+    if squares.max() > most * (1 + 1e-4):
+        wrong.append(f"a record has sensitivity {squares.max() ** 0.5:.4f}, more than {most**0.5:.4f}")
+    if batching.fixed:
+        expected = np.diagonal(mechanism.gram)[np.argmax(np.abs(sums) > 0.5, axis=0) % batching.batches_per_epoch]
+        if not np.allclose(squares[:, 0], expected, rtol=1e-4):
+            wrong.append("the sensitivity of a record is not that of its bin")
+    overlap = np.abs(products - squares[:, :, None] * np.eye(len(starts))).max()
+    if overlap > between * (1 + 1e-4) + 1e-6:
+        wrong.append(f"different throws of a record have inner product {overlap:.4f}, more than {between:.4f}")
+    return wrong
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_training_is_the_mechanism(name: str) -> None:
-    mechanism = dpmf.Mechanism(STRATEGIES[name], ALLOCATION)
-    assert findings(train(begin(mechanism), 17), mechanism) == []
+    mechanism = MECHANISMS[name]
+    assert findings(train(begin(mechanism), steps_of(mechanism)), mechanism) == []
 
 
-def test_a_resumed_training_is_the_mechanism(tmp_path: Any) -> None:
-    mechanism = dpmf.Mechanism(STRATEGIES["bsr"], ALLOCATION)
+@pytest.mark.parametrize("name", ["bsr", "reshuffled", "cyclic poisson"])
+def test_a_resumed_training_is_the_mechanism(name: str, tmp_path: Any) -> None:
+    mechanism, stop = MECHANISMS[name], 2 * BINS
     first = begin(mechanism)
-    trace = train(first, 8)
+    trace = train(first, stop)
     first.save(tmp_path / "c")
     second = begin(mechanism, seed=55)
     second.load(tmp_path / "c")
-    assert findings(train(second, 9, trace), mechanism) == []
+    assert findings(train(second, steps_of(mechanism) - stop, trace), mechanism) == []
 
 
-def test_without_a_record_the_rest_is_the_same() -> None:
-    """The two neighbouring runs differ by one record's own contribution, in its own bin, and by nothing else."""
-    mechanism = dpmf.Mechanism(STRATEGIES["bsr"], ALLOCATION)
+@pytest.mark.parametrize("name", ["bsr", "every other epoch", "cyclic", "cyclic poisson"])
+def test_without_a_record_the_rest_is_the_same(name: str) -> None:
+    """The two neighbouring runs differ by one record's own contribution, in its own batches, and by nothing else."""
+    mechanism = MECHANISMS[name]
+    steps = steps_of(mechanism)
     with_it, without = begin(mechanism), begin(mechanism, RECORDS - 1)
-    assert np.array_equal(with_it.sampler.bins[:-1], without.sampler.bins)
     # The divisor is a constant of the method, not of the data set at hand: the released sums are compared.
-    released = np.stack(train(with_it, 17).releases)
-    alike = np.stack(train(without, 17).releases) * (RECORDS - 1) / RECORDS
+    released = np.stack(train(with_it, steps).releases)
+    alike = np.stack(train(without, steps).releases) * (RECORDS - 1) / RECORDS
     difference = released - alike
     expected = np.zeros_like(difference)
-    expected[with_it.sampler.bins[-1] :: 5, RECORDS - 1] = -1.0
+    expected[:, RECORDS - 1] = [-1.0 if RECORDS - 1 in with_it.sampler.batch(t) else 0.0 for t in range(steps)]
     np.testing.assert_allclose(difference, expected, atol=2e-4)
 
 
@@ -166,7 +254,7 @@ def _fresh_noise(run: PrivateTraining) -> None:
 
 
 def _more_bins(run: PrivateTraining) -> None:
-    run.sampler._set_bins(np.random.default_rng(1).integers(0, 5, RECORDS))
+    run.sampler._use(type(run.sampler._source)(bytes(32)))
 
 
 MISTAKES: dict[str, tuple[str, Callable[[PrivateTraining], None], Callable[[PrivateTraining], None] | None]] = {
@@ -177,7 +265,7 @@ MISTAKES: dict[str, tuple[str, Callable[[PrivateTraining], None], Callable[[Priv
     "new bins every epoch": ("took part", lambda run: None, _more_bins),
     "divided by the actual batch size": ("correlated|variance", lambda run: _divide_by_actual(run), None),
 }
-IDENTITY = NoiseStream(dpmf.Mechanism(STRATEGIES["dpsgd"], ALLOCATION), []).plan
+IDENTITY = NoiseStream(MECHANISMS["dpsgd"], []).plan
 
 
 def _divide_by_actual(run: PrivateTraining) -> None:
@@ -191,7 +279,7 @@ def _divide_by_actual(run: PrivateTraining) -> None:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_audit_notices(name: str) -> None:
     found, before, between = MISTAKES[name]
-    mechanism = dpmf.Mechanism(STRATEGIES["bsr"], ALLOCATION)
+    mechanism = MECHANISMS["bsr"]
     run = begin(mechanism)
     before(run)
     if name == "half the noise":
@@ -203,3 +291,48 @@ def test_the_audit_notices(name: str) -> None:
     trace = train(run, 7, trace)
     noticed = findings(trace, mechanism)
     assert any(part in line for line in noticed for part in found.split("|")), noticed
+
+
+# What was accounted for, what is trained with instead, and what the audit says.
+OTHERS: dict[str, tuple[str, dpmf.Mechanism, str]] = {
+    "bins not thrown anew": (
+        "reshuffled",
+        dpmf.Mechanism(BSR, dpmf.BallsInBins(3, BINS)),
+        "correlated in another way|thrown into the same bin again",
+    ),
+    "no gap": ("reshuffled", dpmf.Mechanism(BSR, dpmf.reshuffled(3, BINS, gap=0)), "correlated in another way"),
+    "no stride": (
+        "cyclic",
+        dpmf.Mechanism(dpmf.strategies.bsr(5), dpmf.reshuffled(3, 10)),
+        "bins that are 5 apart",
+    ),
+    "Poisson samples instead of bins": (
+        "reshuffled without noise in common",
+        dpmf.Mechanism(STRATEGIES["dpsgd"], dpmf.Poisson(3, BINS)),
+        "took part in iterations",
+    ),
+    "bins instead of Poisson samples": (
+        "poisson",
+        dpmf.Mechanism(STRATEGIES["dpsgd"], dpmf.reshuffled(3, BINS)),
+        "exactly once in 120 of 120 epochs",
+    ),
+    "cyclic bins instead of cyclic Poisson samples": (
+        "cyclic poisson",
+        dpmf.Mechanism(BSR, dpmf.reshuffled(3, 10, stride=BINS, gap=0)),
+        "exactly once in 120 of 120 epochs",
+    ),
+    "Poisson samples without a period": (
+        "cyclic poisson",
+        dpmf.Mechanism(STRATEGIES["dpsgd"], dpmf.Poisson(3, 10)),
+        "iterations that are 5 apart|different throws of a record",
+    ),
+}
+MECHANISMS["reshuffled without noise in common"] = dpmf.Mechanism(STRATEGIES["dpsgd"], dpmf.reshuffled(3, BINS))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_audit_notices_another_batching(name: str) -> None:
+    accounted, other, found = OTHERS[name]
+    mechanism = MECHANISMS[accounted]
+    noticed = findings(train(begin(other), steps_of(mechanism)), mechanism)
+    assert all(any(part in line for line in noticed) for part in found.split("|")), noticed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpmf
-from dpmf.training import BallsInBinsSampler, NoiseStream, checkpoint
+from dpmf.training import BatchSampler, NoiseStream, checkpoint, sharding
 
 MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(4, 25))
 
@@ -21,7 +21,7 @@ MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(4, 25))
 def _train(path: Path, log: Path) -> None:
     """A run that saves after every step and writes down what it released; goes on from where its file says."""
     noise = NoiseStream(MECHANISM, [(500,)], seed=1)
-    sampler = BallsInBinsSampler(100, MECHANISM, seed=1)
+    sampler = BatchSampler(100, MECHANISM, seed=1)
     model = np.zeros(500, dtype=np.float32)
     if path.exists():
         state = checkpoint.load(path)
@@ -69,3 +69,47 @@ def test_killed_at_a_hundred_moments_a_run_releases_the_same_bits(tmp_path: Path
     model, whole = checkpoint.load(path)["model"], checkpoint.load(tmp_path / "whole")["model"]
     assert model.dtype == whole.dtype
     assert np.array_equal(model, whole)
+
+
+def _train_shards(path: Path, log: Path, world: int) -> None:
+    """The noise of several ranks, one after the other, with a sharded checkpoint after every step."""
+    ranks = [
+        NoiseStream(MECHANISM, [(500,)], seed=1, shards=sharding.even_shares([(500,)], r, world)) for r in range(world)
+    ]
+    if path.exists():
+        state = checkpoint.load(path)["noise"]
+        for noise in ranks:
+            noise.prepared(sharding.states(path, state))()
+    while ranks[0].step < 100:
+        step = ranks[0].step
+        row = np.concatenate([noise.next()[0] for noise in ranks])
+        with log.open("a") as file:
+            file.write(f"{step} {hashlib.sha256(row.tobytes()).hexdigest()}\n")
+        for rank, noise in enumerate(ranks):
+            named = sharding.write_part(path, noise, rank, world)
+        checkpoint.save(path, {"noise": named})
+        sharding.remove_old_parts(path, named["parts"])
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_ranks_killed_while_they_save_leave_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Two and four ranks go on with what the others left, and none of them ever finds half of a checkpoint."""
+    noise = NoiseStream(MECHANISM, [(500,)], seed=1)
+    expected = {str(step): hashlib.sha256(noise.next()[0].tobytes()).hexdigest() for step in range(100)}
+    rng = random.Random(2)
+    path, log = tmp_path / "killed", tmp_path / "killed.log"
+    for kill in range(30):
+        child = os.fork()
+        if child == 0:
+            try:
+                _train_shards(path, log, 2 + 2 * (kill % 2))
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    _train_shards(path, log, 4)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert all(expected[step] == released for step, released in lines)
+    assert {step for step, _ in lines} == set(expected)
+    assert len(list(tmp_path.glob("*.part"))) == 4

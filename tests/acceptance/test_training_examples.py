@@ -1,10 +1,11 @@
-"""The training examples: digits in a shortened form, CIFAR-10's loader, grid and table."""
+"""The training examples: digits in a shortened form, CIFAR-10's loader, grid and table, the study of mechanisms."""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import io
+import json
 import os
 import pickle
 import re
@@ -248,6 +249,109 @@ def test_the_page_shows_the_committed_results(example: Any) -> None:
     # Tuning did not end at either end of the grid.
     rates = example("cifar10_grid").LEARNING_RATES
     assert all(rates[0] < rate < rates[-1] for rate in tuned.values())
+
+
+BANDED = {"setting": "s", "name": "m", "epsilon": 1.0, "epochs": 3, "batches": 4, "sigma": 1.0}
+BANDED |= {"batching": "reshuffled", "gap": 2, "coefficients": [1.0, 0.5, 0.3]}
+
+
+def test_the_noise_of_the_study_is_that_of_the_strategy(example: Any) -> None:
+    """The rows of a gap are added with the last batch before it."""
+    runs = example("study_runs")
+    inverse = dpmf.strategies.coefficients(BANDED["coefficients"]).inverse(16)
+    batches = [0, 1, 2, [3, 4, 5], 6, 7, 8, [9, 10, 11], 12, 13, 14, 15]
+    expected = [inverse[np.atleast_1d(rows)].sum(0) for rows in batches]
+    np.testing.assert_allclose(runs.noise_rows(BANDED), expected, atol=1e-6)
+    bisr = {**BANDED, "gap": 0, "inverse": dpmf.strategies.bisr(3).noising_coef(3).tolist()}
+    np.testing.assert_allclose(runs.noise_rows(bisr), dpmf.strategies.bisr(3).inverse(12), atol=1e-6)
+
+
+def test_the_batches_of_the_study(example: Any) -> None:
+    runs = example("study_runs")
+    thrown = {kind: runs.batches({**BANDED, "batching": kind}, 50, 0) for kind in ("fixed", "reshuffled", "poisson")}
+    for kind in ("fixed", "reshuffled"):
+        epochs = [thrown[kind][start : start + 4] for start in (0, 4, 8)]
+        assert all(sorted(np.concatenate(epoch)) == list(range(50)) for epoch in epochs)
+        same = all(np.array_equal(a, b) for a, b in zip(epochs[0], epochs[1], strict=True))
+        assert same == (kind == "fixed")
+    assert all(len(set(batch)) == len(batch) for batch in thrown["poisson"])
+    assert 100 < sum(map(len, thrown["poisson"])) < 200  # 150 expected
+    cyclic = runs.batches({**BANDED, "batching": "poisson", "period": 2}, 50, 0)
+    assert not set(np.concatenate(cyclic[::2])) & set(np.concatenate(cyclic[1::2]))
+    assert 100 < sum(map(len, cyclic)) < 200
+
+
+def test_the_study_clips_gradients_of_digits(example: Any) -> None:
+    pytest.importorskip("sklearn")
+    task = example("study_runs").digits()
+    theta = 4 * task.initial(0)
+    ones = [task.clipped_sum(theta, torch.tensor([i])) for i in range(20)]
+    torch.testing.assert_close(sum(ones), task.clipped_sum(theta, torch.arange(20)))
+    assert 0.999 < max(float(one.norm()) for one in ones) < 1 + 1e-5
+    # Not clipped, the gradient is that of a loss which falls along it.
+    small = 0.1 * task.initial(1)
+    before = task.accuracy(small, torch.arange(1500))
+    for _ in range(30):
+        small = small - 0.05 * task.clipped_sum(small, torch.arange(200)) / 20
+    assert task.accuracy(small, torch.arange(1500)) > before + 0.2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
+def test_the_kernels_of_the_study_sum_clipped_gradients(example: Any) -> None:
+    """Their slow twin is `cifar10_grid.clipped_sum` in single precision; on CIFAR-10 they differ by 1.3 %."""
+    pytest.importorskip("triton")
+    kernels, grid, data = (example(f"cifar10_{name}") for name in ("kernels", "grid", "data"))
+    x, labels = torch.from_numpy(images(250, 0)).cuda(), torch.arange(250).cuda() % 10
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1).cuda() for v in (data.MEAN, data.STD))
+    offsets = [0, *np.cumsum([int(np.prod(shape)) for shape in grid.shapes()]).tolist()]
+    step = kernels.Step(kernels.patches(x, mean, std), labels, 256, 1, grid.CLIP, offsets)
+    theta = 3 * grid.initial(0).cuda()
+    step.theta.copy_(theta)
+    step.theta16.copy_(theta)
+    step.rate.fill_(-1.0)
+    step.index[0, :250], step.counts[0] = torch.arange(250), 250
+    step(256)
+    expected = grid.clipped_sum(theta, (x.float() / 255 - mean) / std, labels, torch.ones(250).cuda())
+    assert float((step.factor[:250] < 1).float().mean()) > 0
+    assert float((step.theta - theta - expected).norm() / expected.norm()) < 0.05
+
+
+def test_the_study_tunes_trains_and_goes_on(archive: Path, tmp_path: Path, example: Any, run: Any) -> None:
+    mechanisms, output = tmp_path / "mechanisms.json", tmp_path / "runs.csv"
+    mechanisms.write_text(json.dumps([{**BANDED, "epochs": 2, "batches": 1}]))
+    words = ["train", "--task", "cifar10", "--data", str(archive), "--cells", "s:1", "--mechanisms", str(mechanisms)]
+    words += ["--output", str(output), "--seeds", "1", "--records", "20"]
+    run("study", *words)
+    first = output.read_text()
+    assert first.count("held-out") >= 6  # three rates, two seeds
+    assert first.count("test") == 1
+    run("study", *words)
+    assert output.read_text() == first
+
+
+def test_the_study_climbs_to_the_best_rate(example: Any) -> None:
+    study = example("study")
+    scores: dict[tuple[str, float], dict[int, float]] = {}
+    while rates := study.to_try(scores, study.RATES, 0.11):
+        for rate in rates:
+            scores["held-out", rate] = dict.fromkeys(study.TUNING_SEEDS, -abs(np.log(rate / 0.8)))
+    assert study.tuned(scores) == 0.84
+    assert ("held-out", 1.2) in scores
+    assert ("held-out", 1.8) not in scores
+    scores["held-out", 1.2] = dict.fromkeys(range(4), -9.0)  # more seeds say more
+    assert study.tuned(scores) == 1.2
+
+
+def test_the_page_shows_the_committed_study(example: Any) -> None:
+    study, report = example("study"), example("study_report")
+    mechanisms, runs = study.read_mechanisms(study.MECHANISMS), study.read_runs(study.RUNS)
+    page = (ROOT / "docs" / "training.md").read_text()
+    for name, block in report.blocks(mechanisms, runs).items():
+        assert f"<!-- {name} -->\n{block}\n<!-- end -->" in page
+    for epsilon, found in report.everything(mechanisms, runs)["main"].items():
+        rates = [r.rate for r in found]
+        assert study.RATES[0] < min(rates) <= max(rates) < study.RATES[-1]
+        assert len(found[0].scores) == (15 if epsilon == 2 else 20)
 
 
 def test_the_noise_of_the_results_still_meets_its_target(example: Any) -> None:

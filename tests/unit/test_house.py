@@ -31,6 +31,7 @@ for package in sys.argv[1:]:
     with contextlib.suppress(ImportError):
         importlib.import_module(package)
 assert not [name for name in sys.modules if name.partition(".")[0] == "dpmf"]
+sys.dont_write_bytecode = False  # what one child has compiled, the next ones read
 failed = {}
 for module in json.load(sys.stdin):
     read, write = os.pipe()

@@ -159,11 +159,13 @@ def test_the_command(tmp_path: Path) -> None:
     enough = run("--epsilon", "1", "--delta", "1e-3", "--noise-multiplier", "9", "-o", str(page))
     assert enough.returncode == 0, enough.stderr
     assert page.read_text().startswith("# Verification of BSR(p=2), k=2, b=4\n\n**Certified**")
+    assert "## What any attack can achieve" in page.read_text()
     assert list(tmp_path.iterdir()) == [page]
     little = run("--epsilon", "1", "--delta", "1e-3", "--noise-multiplier", "1", "--json")
     assert little.returncode == 1
     assert little.stderr == ""
     assert json.loads(little.stdout)["certified"] is False
+    assert json.loads(little.stdout)["tradeoff"]["mu"] > 0
     wrong = run("--epsilon", "1", "--delta", "1e-3", "-o", str(tmp_path / "page.docx"))
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1

@@ -31,7 +31,9 @@ class Gaussian(Accountant):
         arithmetic and geometric means, pointwise. G is raised by its rounding error, and with it what σ is divided
         into. The mean of the loss is raised by three times as much as its variance: δ grows with the variance only if
         the mean grows by at least half as much (see `gaussian_loss_delta`), and the mean is at least half the
-        variance. The closed forms are rounded up.
+        variance. The closed forms are rounded up. Where records take part at random more than once, no pattern of
+        taking part has a larger inner product with another than taking part always: all entries are raised to that
+        (docs/theory/batchings.md), and both directions are those of the Gaussian mechanism.
         """
         return _PreparedGaussian(mechanism)
 
@@ -42,6 +44,10 @@ class _PreparedGaussian(PreparedAccountant):
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
+        self._composed = not mechanism.batching.fixed
+        if self._composed:
+            self._sensitivity = mechanism.sensitivity * (1 + 2 * mechanism.gram_error)
+            return
         sums, b = mechanism.gram_sums, mechanism.batching.batches_per_epoch
         error = mechanism.gram_error
         # No entry of a Gram matrix exceeds the largest on its diagonal.
@@ -53,7 +59,7 @@ class _PreparedGaussian(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        if direction == "remove":
+        if direction == "remove" or self._composed:
             return Evaluation(gaussian_delta(self._sensitivity / noise_multiplier, epsilon))
         mean, variance = (min(v / noise_multiplier / noise_multiplier, 1e300) for v in (self._mean, self._variance))
         return Evaluation(gaussian_loss_delta(mean, variance, epsilon))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -82,6 +82,12 @@ def suitable(mechanism: Mechanism, *roles: Role) -> list[Accountant]:
         return [accountant for accountant in considered if accountant.role == "combined"]
     quick = [a for a in considered if a.role in ("bound", "combined") and a.name not in _SLOW_PROFILES]
     return suited(quick, mechanism.throw)
+
+
+def least_of(accountants: Sequence[Accountant]) -> Accountant:
+    """The least of the bounds among the accountants; `best` where none of them is a bound by itself."""
+    bounds = tuple(accountant for accountant in accountants if accountant.role == "bound")
+    return Best(accountants=bounds) if bounds else Best()
 
 
 def with_options(accountant: Accountant, options: Mapping[str, Any]) -> Accountant:

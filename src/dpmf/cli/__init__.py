@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dpmf._version import __version__
-from dpmf.cli import commands, pages, verify
+from dpmf.cli import commands, compare, design, pages, tradeoff, verify
 from dpmf.cli.options import fail, in_options
 
 app = typer.Typer(
@@ -25,11 +25,13 @@ app = typer.Typer(
 )
 
 for _command in (
+    design.design,
     commands.calibrate,
     commands.epsilon,
     commands.delta,
     commands.profile,
-    commands.compare,
+    tradeoff.tradeoff,
+    compare.compare,
     verify.verify,
     commands.accountants,
     commands.strategies,

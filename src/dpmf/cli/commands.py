@@ -3,7 +3,6 @@
 (This module has no ``from __future__ import annotations``, because typer reads the annotations as objects.)
 """
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,32 +11,24 @@ import typer
 
 from dpmf.cli.options import (
     Delta,
-    DirectionName,
     Epsilon,
     Json,
     Lower,
-    MaxOrder,
-    Names,
     NoiseMultiplier,
-    Samples,
-    Seed,
-    WorkBudget,
     accountant_from,
     limits_from,
-    listed,
     mechanism_from,
     numbers,
     print_json,
     takes,
     working,
+    workload_from,
 )
 
 if TYPE_CHECKING:
     from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
-
-# `compare` draws samples for every noise multiplier it tries, and this many suffice for three digits.
-_QUICK_SAMPLES = 100_000
+    from dpmf.workloads import Workload
 
 
 def _target(epsilon: Epsilon, delta: Delta) -> dict[str, float]:
@@ -50,6 +41,45 @@ def _at_delta(noise_multiplier: NoiseMultiplier, delta: Delta) -> dict[str, floa
 
 def _at_epsilon(noise_multiplier: NoiseMultiplier, epsilon: Epsilon) -> dict[str, float]:
     return {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
+
+
+def _calibrate(
+    mechanism: "Mechanism",
+    accountant: "Accountant",
+    question: dict[str, float],
+    limits: dict[str, Any],
+    workload: "Workload | None",
+    *,
+    lower: Lower = True,
+    as_json: Json = False,
+) -> None:
+    """Find the smallest noise multiplier that is guaranteed to give (ε, δ), and with a workload the error it causes."""
+    import dpmf
+    from dpmf import report
+    from dpmf.designs.baseline import error_beside
+
+    with working(f"bounding the noise multiplier by {accountant.name}"):
+        found = dpmf.calibrate(
+            mechanism,
+            target_epsilon=question["target_epsilon"],
+            target_delta=question["target_delta"],
+            accountant=accountant,
+            with_lower=lower,
+            **limits,
+        )
+    beside = None
+    if workload is not None:
+        with working("comparing with independent noise"):
+            beside = error_beside(mechanism, found.noise_multiplier, workload, **question)
+    if as_json:
+        print_json({"mechanism": mechanism.name, **found.to_dict(), **(beside.to_dict() if beside else {})})
+        return
+    rows = []
+    if beside is not None:
+        rows.append((f"error, {beside.workload}", f"{beside.error.root_mean_square:.4g} (root mean square)"))
+        rows.append(("largest, last", f"{beside.error.largest:.4g}, {beside.error.last:.4g}"))
+        rows.append(("relative to DP-SGD", f"{beside.relative:.3f} ({beside.baseline.batching.name})"))
+    report.print_answer(mechanism, found, "noise_multiplier", rows)
 
 
 def _asking(function: str, asked: str, given: Callable[..., dict[str, float]], help_text: str) -> Callable[..., None]:
@@ -85,9 +115,8 @@ def _asking(function: str, asked: str, given: Callable[..., dict[str, float]], h
     return takes(mechanism_from, accountant_from, given, limits_from)(command)
 
 
-calibrate = _asking(
-    "calibrate", "noise_multiplier", _target, "Find the smallest noise multiplier that is guaranteed to give (ε, δ)."
-)
+calibrate = takes(mechanism_from, accountant_from, _target, limits_from, workload_from)(_calibrate)
+calibrate.__name__ = "calibrate"
 epsilon = _asking("epsilon", "epsilon", _at_delta, "Find the ε that a noise multiplier guarantees at δ.")
 delta = _asking("delta", "delta", _at_epsilon, "Find the δ that a noise multiplier guarantees at ε.")
 
@@ -127,48 +156,6 @@ def profile(
         print_json({"mechanism": mechanism.name, **found.to_dict()})
     else:
         print(report.profile_csv(found) if writer is None else f"wrote {output}\n", end="")
-
-
-@takes(mechanism_from)
-def compare(
-    mechanism: "Mechanism",
-    *,
-    delta: Delta,
-    epsilon: Annotated[str, typer.Option(help="Values of ε, separated by commas.")] = "0.25,0.5,1,2,4,8",
-    names: Names = None,
-    max_order: MaxOrder = None,
-    work_budget: WorkBudget = None,
-    samples: Samples = None,
-    seed: Seed = None,
-    direction: DirectionName = "both",
-    plot: Annotated[Path | None, typer.Option(help="Also draw the table as a picture (.png, .pdf, .svg).")] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare the noise multipliers that accountants ask for at several ε."""
-    from dpmf import report
-    from dpmf.accountants.registry import suitable
-
-    renyi = {"max_order": max_order, "work_budget": work_budget}
-    sampling = {"samples": _QUICK_SAMPLES if samples is None else samples, "seed": seed}
-    # Wrong values are refused even if no accountant that uses them is asked.
-    accountant_from("renyi", max_order, work_budget)
-    accountant_from("monte-carlo", **sampling)
-    options: dict[str, dict[str, Any]] = {"renyi": renyi, "best": renyi, "monte-carlo": sampling}
-    by_default = [*(a.name for a in suitable(mechanism, "bound", "estimate", "baseline")), "best"]
-    accountants = [accountant_from(name, **options.get(name, {})) for name in listed(names) or by_default]
-    grid = numbers("--epsilon", epsilon)
-    draw = None if plot is None else report.comparison_plotter(plot)
-    comparison = report.compare(mechanism, accountants, grid, delta, direction, progress=sys.stderr.isatty())
-    if as_json:
-        print_json(comparison.to_dict())
-    else:
-        report.print_comparison(comparison)
-    if not comparison.complete:
-        raise KeyboardInterrupt
-    if draw is not None:
-        draw(comparison)
-        if not as_json:
-            print(f"wrote {plot}")
 
 
 def _print_list(name: str, head: tuple[str, ...], rows: Iterable[dict[str, Any]], as_json: bool) -> None:

@@ -19,15 +19,19 @@ from dpmf.errors import ArgumentError
 if TYPE_CHECKING:
     from dpmf.accountants.protocol import Accountant
     from dpmf.mechanism import Mechanism
+    from dpmf.workloads import Workload
 
 # Arguments of the Python API whose option has another name.
 _OPTION_OF = {
     "accountants": "--accountant",
     "coefficients": "--file",
+    "batchings": "--batching",
+    "beta": "--momentum",
     "epsilons": "--epsilon",
     "matrix": "--file: matrix",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
+    "target_mu": "--mu",
 }
 
 
@@ -168,6 +172,47 @@ def mechanism_from(
         rethrow_every=rethrow_every, stride=stride, gap=gap,
     )  # fmt: skip
     return Mechanism(chosen, batches)
+
+
+WorkloadName = Annotated[
+    str | None, typer.Option(help="How noise adds up in the model: prefix, damped, momentum, schedule or matrix.")
+]
+Memory = Annotated[float | None, typer.Option(help="Iterations that the model remembers (damped, schedule).")]
+Beta = Annotated[float | None, typer.Option("--momentum", help="Momentum (momentum, schedule).")]
+WeightDecay = Annotated[float | None, typer.Option(help="Learning rate × weight decay (momentum).")]
+Schedule = Annotated[
+    str | None,
+    typer.Option(help="constant, cosine, linear, or a file of learning rates (schedule)."),
+]
+WarmUp = Annotated[float | None, typer.Option(help="Part of the run over which the learning rate rises (schedule).")]
+WorkloadFile = Annotated[Path | None, typer.Option(help="File with the lower-triangular matrix (.npy, .csv; matrix).")]
+_WORKLOAD_OPTIONS = {"beta": "momentum", "file": "workload-file"}
+
+
+def workload_from(
+    workload: WorkloadName = None,
+    memory: Memory = None,
+    momentum: Beta = None,
+    weight_decay: WeightDecay = None,
+    schedule: Schedule = None,
+    warm_up: WarmUp = None,
+    workload_file: WorkloadFile = None,
+) -> "Workload | None":
+    """Build the workload that the options describe; None if none was named."""
+    options = {
+        "memory": memory, "beta": momentum, "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up,
+        "file": workload_file,
+    }  # fmt: skip
+    if workload is None:
+        for name, value in options.items():
+            if value is not None:
+                raise ArgumentError(
+                    "workload", f"must be given with --{_WORKLOAD_OPTIONS.get(name, name).replace('_', '-')}"
+                )
+        return None
+    from dpmf import workloads
+
+    return workloads.build(workload, **options)  # type: ignore[arg-type]
 
 
 def accountant_from(

@@ -5,12 +5,14 @@
 
 import functools
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpmf.cli.options import Delta, DirectionName, Epsilon, MaxOrder, Names, listed, mechanism_from, takes
+from dpmf.errors import ArgumentError
 
 if TYPE_CHECKING:
     from dpmf.mechanism import Mechanism
@@ -49,6 +51,9 @@ def report(
         float | None, typer.Option(help="Noise multiplier of the curves. [default: the smallest found]")
     ] = None,
     direction: DirectionName = "both",
+    tradeoff: Annotated[
+        bool, typer.Option("--tradeoff/--no-tradeoff", help="Also report what any attack can achieve.")
+    ] = True,
 ) -> None:
     """Write everything that `explore` shows as one self-contained HTML file."""
     from rich.console import Console
@@ -63,6 +68,10 @@ def report(
 
     mechanism, words = described
     checked_output(output, (".html",))
+    unknown = [name for name in words if name not in {field.name for field in fields(Request)}]
+    for name in unknown:
+        if words.pop(name) is not None:
+            raise ArgumentError(name, "is not yet an option of this command")
     request = Request(
         **{**words, "file": None if words["file"] is None else str(words["file"])},
         epsilon=epsilon,
@@ -76,6 +85,16 @@ def report(
         task = progress.add_task("")
         for view in views(mechanism, request, listed(names)):
             progress.update(task, completed=view.done, total=view.steps, description=view.doing)
+        attacks = None
+        if tradeoff and view is not None and view.curve_noise is not None:
+            from dpmf.accountants.registry import least_of, resolve
+            from dpmf.attacks import tradeoff as certified
+
+            progress.update(task, description="what any attack can achieve")
+            accountant = least_of([resolve(name) for name in listed(names) or ()])
+            attacks = certified(
+                mechanism, noise_multiplier=view.curve_noise, direction=direction, accountant=accountant
+            )
     assert view is not None
-    write_atomically(output, html(view, request, drawn(view)).encode())
+    write_atomically(output, html(view, request, drawn(view), attacks).encode())
     print(f"wrote {output}")

@@ -21,15 +21,18 @@ from dpmf.cli.options import (
     print_json,
     takes,
     working,
+    workload_from,
 )
 
 if TYPE_CHECKING:
     from dpmf.mechanism import Mechanism
+    from dpmf.workloads import Workload
 
 
-@takes(mechanism_from)
+@takes(mechanism_from, workload_from)
 def verify(
     mechanism: "Mechanism",
+    workload: "Workload | None",
     *,
     epsilon: Epsilon,
     delta: Delta,
@@ -42,6 +45,9 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option(help="A .json file for a certificate, which dpmf_check checks without dpmf.")
     ] = None,
+    tradeoff: Annotated[
+        bool, typer.Option("--tradeoff/--no-tradeoff", help="Also report what any attack can achieve.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Cross-check accountants, lower bound and Monte Carlo, and print a page to attach to a paper.
@@ -66,6 +72,18 @@ def verify(
             accountants=listed(names),
             samples=samples,
             seed=seed,
+            tradeoff=tradeoff,
+        )
+    content_of, page = found.to_dict(), found.to_markdown()
+    if workload is not None:
+        from dpmf.designs.baseline import error_beside
+
+        with working("comparing with independent noise"):
+            beside = error_beside(mechanism, found.noise_multiplier, workload, epsilon, delta)
+        content_of |= beside.to_dict()
+        page += (
+            f"\nError of the noise in the model ({beside.workload}, root mean square, clipping norm 1): "
+            f"{beside.error.root_mean_square:.4g}, {beside.relative:.3f} times that of {beside.baseline.name}.\n"
         )
     if certificate is not None:
         with working("writing the certificate"):
@@ -81,12 +99,12 @@ def verify(
             what = f"{claim['direction']}, δ({given(epsilon)}) ≤ {upper(claim['delta'])} by {claim['kind']}"
             print(f"certificate in {certificate}: {what}", file=sys.stderr)
     if output is not None:
-        text = found.to_markdown() if output.suffix.lower() != ".json" else json.dumps(found.to_dict(), indent=1) + "\n"
+        text = page if output.suffix.lower() != ".json" else json.dumps(content_of, indent=1) + "\n"
         write_atomically(output, text.encode())
     if as_json:
-        print_json(found.to_dict())
+        print_json(content_of)
     else:
-        print(found.to_markdown() if output is None else f"wrote {output}\n", end="")
+        print(page if output is None else f"wrote {output}\n", end="")
     if not (found.consistent and found.certified):
         sys.stdout.flush()
         raise typer.Exit(1)

@@ -47,9 +47,11 @@ class LossDistribution:
       rounding: bound on the 2-norm of the error of `probs` by the transforms.
       scale_error: bound on the absolute error of `log_scale`.
       loss_error: bound on the sum of the errors of the lattice points of all steps.
+      outside: bound on the tilted, scaled mass that wrapped around from outside of the window.
 
     **Formal guarantees.** `delta(ε)` is at least the hockey-stick divergence of the composition at every real ε, under
-    the assumptions of docs/theory/floating-point.md, section 1.
+    the assumptions of docs/theory/floating-point.md, section 1. `lower_delta` is at most that of the masses as given,
+    where `outside` is known and `infinity_mass` is not more than there is.
     """
 
     interval: float
@@ -61,6 +63,7 @@ class LossDistribution:
     rounding: float
     scale_error: float
     loss_error: float
+    outside: float = math.inf
 
     def delta(self, epsilon: float) -> float:
         """The upper bound on δ(ε), at most 1."""
@@ -84,6 +87,22 @@ class LossDistribution:
         error = self.rounding * float(np.linalg.norm(gain))
         relative = self.scale_error + UNIT * (128 + abs(self.log_scale) + 8 * self.tilt * reach)
         return min(1.0, (value + error) * (1 + 2 * relative) + self.infinity_mass)
+
+    def lower_delta(self, epsilon: float) -> float:
+        """A lower bound on δ(ε): what the transforms may have added, and what wrapped around, is subtracted."""
+        reach = self.interval * max(abs(self.lower), abs(self.lower + len(self.probs) - 1))
+        epsilon += self.loss_error + 4 * UNIT * (abs(epsilon) + reach)
+        first = max(math.floor(min(epsilon / self.interval, 2.0**62)) + 1 - self.lower, 0)
+        if first >= len(self.probs):
+            return max(self.infinity_mass, 0.0)
+        losses = self.interval * (self.lower + np.arange(first, len(self.probs)))
+        if self.log_scale - self.tilt * losses[0] > _LARGEST_SCALE:
+            return max(self.infinity_mass, 0.0)
+        gain = np.exp(self.log_scale - self.tilt * losses) * -np.expm1(np.minimum(epsilon - losses, 0.0))
+        value = float(np.sum(gain * self.probs[first:]))
+        error = self.rounding * float(np.linalg.norm(gain)) + self.outside * float(gain.max())
+        relative = self.scale_error + UNIT * (128 + abs(self.log_scale) + 8 * self.tilt * reach)
+        return max((value - error * (1 + 2 * relative)) * (1 - 2 * relative), 0.0) + max(self.infinity_mass, 0.0)
 
     def epsilon(self, delta: float) -> float:
         """The least ε ≥ 0 found with `delta(ε)` ≤ delta, itself evaluated; infinity where there is none."""
@@ -133,7 +152,7 @@ def compose(
         probs, rounding = rows[0].copy(), 0.0
     else:
         probs = fft.irfft(spectrum, window.length)
-        rounding = _transform_error(counts, sums, window.length, float(np.linalg.norm(probs)))
+        rounding = transform_error(counts, sums.totals, sums.norms, window.length, float(np.linalg.norm(probs)))
         probs = np.maximum(probs, 0.0)
     log_scale, scale_error = _exact_sum(counts * sums.logs[:, 0])
     beyond = 0.0
@@ -159,13 +178,21 @@ def _exact_sum(terms: Array) -> tuple[float, float]:
     return math.fsum(terms.tolist()), 2 * UNIT * float(np.abs(terms).sum())
 
 
-def _transform_error(counts: Array, sums: RowSums, length: int, result: float) -> float:
-    """A bound on the 2-norm of the error of a composition by transforms (the theory page has the proof)."""
+def transform_error(counts: Array, totals: Array, norms: Array, length: int, result: float) -> float:
+    """A bound on the 2-norm of the error of a composition by transforms (the theory page has the proof).
+
+    Args:
+      counts: how often each row is composed.
+      totals: the sum of each row, whose entries are non-negative.
+      norms: its 2-norm.
+      length: that of the transforms.
+      result: the 2-norm of the result.
+    """
     transform = fft_error(length)
-    largest = sums.totals * (1 + 1e-9) + transform * math.sqrt(length) * sums.norms  # of each spectrum's entries
+    largest = totals * (1 + 1e-9) + transform * math.sqrt(length) * norms  # of each spectrum's entries
     growth = math.exp(min(float(counts @ np.log(np.maximum(largest, 1.0))), 700.0))
-    products = 3 * UNIT * float(counts.sum()) * float(sums.norms.min())
-    return 1.001 * (growth * (transform * float(counts @ sums.norms) + products) + transform * result)
+    products = 3 * UNIT * float(counts.sum()) * float(norms.min())
+    return 1.001 * (growth * (transform * float(counts @ norms) + products) + transform * result)
 
 
 def _spectrum(
@@ -189,11 +216,11 @@ def _spectrum(
             return None, rows, sums
         transforms = fft.rfft(part, axis=1, workers=2)
         for transform, count in zip(transforms, mixtures.counts[start : start + len(part)], strict=True):
-            spectrum *= transform if count == 1 else _power(transform, int(count))
+            spectrum *= transform if count == 1 else power(transform, int(count))
     return spectrum, rows, sums
 
 
-def _power(values: np.ndarray, count: int) -> np.ndarray:
+def power(values: np.ndarray, count: int) -> np.ndarray:
     """values**count by squaring, which is as accurate as `count` products."""
     result: np.ndarray | None = None
     while count:

@@ -1,8 +1,9 @@
 """Certified lower bounds: values that no accountant of the same dominating pair can go below.
 
 Each of the three functions takes a mechanism, or the Gram matrix of its mixture means, and maximises over several
-families of lower bounds on δ(ε) (`_families`; docs/theory/lower_bounds.md). When the time budget ends first, the
-largest bound found so far is returned, and closed forms answer if there is none.
+families of lower bounds on δ(ε) (`_families`; docs/theory/lower_bounds.md). Where records are thrown or sampled several
+times, coarser pairs of one throw are composed (`_composed`; docs/theory/batchings.md). When the time budget ends first,
+the largest bound found so far is returned, and closed forms answer if there is none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TypeAlias
 
 from dpmf import budget, progress, validation
 from dpmf.accountants.protocol import RELATIONS, Direction, directions_of
+from dpmf.lower_bounds._composed import ComposedLowerBounds
 from dpmf.lower_bounds._families import LowerBounds
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
@@ -55,7 +57,7 @@ def lower_delta(target: Mechanism | Array, noise_multiplier: float, epsilon: flo
     epsilon = validation.non_negative("epsilon", epsilon)
     directions = _directions(direction)
 
-    def search(bounds: LowerBounds, note: _Note) -> None:
+    def search(bounds: _Bounds, note: _Note) -> None:
         for one_way in directions:
             budget.check()
             note(bounds.delta(sigma, epsilon, one_way))
@@ -85,7 +87,7 @@ def lower_epsilon(
     delta = validation.probability("delta", delta)
     directions = _directions(direction)
 
-    def search(bounds: LowerBounds, note: _Note) -> None:
+    def search(bounds: _Bounds, note: _Note) -> None:
         found = 0.0
         for one_way in directions:
             low, high = found, max(start, 2 * found)
@@ -126,7 +128,7 @@ def lower_noise_multiplier(
     tolerance = validation.positive("relative_tolerance", relative_tolerance)
     directions = _directions(direction)
 
-    def search(bounds: LowerBounds, note: _Note) -> None:
+    def search(bounds: _Bounds, note: _Note) -> None:
         found, start = 0.0, math.sqrt(float(bounds.diagonal.max()))
         for one_way in directions:
 
@@ -145,11 +147,20 @@ def lower_noise_multiplier(
 
 
 _Note: TypeAlias = Callable[[float], None]
+_Bounds: TypeAlias = LowerBounds | ComposedLowerBounds
 
 
-def _largest_in_time(
-    target: Mechanism | Array, search: Callable[[LowerBounds, _Note], None], question: Hashable
-) -> float:
+def _bounds_of(target: Mechanism | Array) -> _Bounds:
+    """The bounds of a target; those of several throws are stored with their mechanism too."""
+    if not isinstance(target, Mechanism) or target.batching.fixed:
+        return LowerBounds.of(target)
+    known = target.__dict__.get("_lower_bounds")
+    if known is None:
+        known = target.__dict__["_lower_bounds"] = ComposedLowerBounds(target)
+    return known
+
+
+def _largest_in_time(target: Mechanism | Array, search: Callable[[_Bounds, _Note], None], question: Hashable) -> float:
     """The largest value that a search notes within the budget, or that closed forms give where it notes none.
 
     The answer of a search that was not cut short is stored with the mechanism, because `auto` asks the same questions
@@ -158,7 +169,7 @@ def _largest_in_time(
     noted = [0.0]
 
     def ask() -> None:
-        bounds = LowerBounds.of(target)
+        bounds = _bounds_of(target)
         if question not in bounds.answers:
             progress.say("lower bound")
             search(bounds, noted.append)
@@ -166,7 +177,7 @@ def _largest_in_time(
         noted.append(bounds.answers[question])
 
     finished = budget.attempt(lambda: budget.finished(ask), False)
-    if not finished and max(noted) == 0 and isinstance(target, Mechanism):
+    if not finished and max(noted) == 0 and isinstance(target, Mechanism) and target.batching.fixed:
         with budget.unlimited():
             search(LowerBounds.closed_forms(target), noted.append)
     return max(noted)

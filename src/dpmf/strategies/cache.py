@@ -49,7 +49,7 @@ def directory() -> Path:
 
 
 def remember(
-    kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str, compute: Callable[[], Values]
+    kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str | None, compute: Callable[[], Values]
 ) -> Values:
     """Return the value of `compute()`, from memory or disk if it is there already.
 
@@ -57,7 +57,7 @@ def remember(
       kind: which optimisation this is; the file's name starts with it.
       parameters: everything the result depends on.
       optimiser: name and version of the code that does the work.
-      label: what to call the work on the progress line.
+      label: what to call the work on the progress line; None for no line.
       compute: returns named arrays of finite numbers.
 
     Returns:
@@ -70,10 +70,11 @@ def remember(
         path = _file(f"{kind}-{digest[:32]}.json")
         values = _read(path, key)
         if values is None:
-            with exclusive(path, lambda: _say(f"dpmf: waiting for another process that is optimising {label}\n")):
+            waiting = f"dpmf: waiting for another process that is optimising {label}\n" if label else ""
+            with exclusive(path, lambda: _say(waiting)):
                 values = _read(path, key)  # another process may have written it meanwhile
                 if values is None:
-                    with _progress(label):
+                    with _progress(label) if label else contextlib.nullcontext():
                         values = compute()
                     _write(path, key, values)
         for array in values.values():

@@ -1,11 +1,12 @@
-"""Training that does exactly what was accounted for: balls-in-bins batches, the noise C⁻¹Z, adapters for frameworks.
+"""Training that does exactly what was accounted for: batches, the noise C⁻¹Z, adapters for frameworks.
 
 | name | what it is | needs |
 |---|---|---|
-| `BallsInBinsSampler` | batches, for torch, numpy and JAX | |
+| `BatchSampler` | batches, for torch, numpy and JAX | |
 | `NoiseStream` | the rows of C⁻¹Z in bounded memory, on numpy or torch | |
 | `make_private` | model, optimizer, dataset, mechanism → private training with Opacus | torch, opacus |
 | `jax` | the same through jax-privacy | jax-privacy |
+| `sharding` | noise for models that several processes share | torch |
 | `checkpoint` | files that are whole or refused | |
 """
 
@@ -17,20 +18,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpmf.training import checkpoint as checkpoint
     from dpmf.training import jax as jax
+    from dpmf.training import sharding as sharding
     from dpmf.training.noise import NoiseStream as NoiseStream
     from dpmf.training.opacus import PrivateTraining as PrivateTraining
     from dpmf.training.opacus import make_private as make_private
-    from dpmf.training.sampler import BallsInBinsSampler as BallsInBinsSampler
+    from dpmf.training.sampler import BatchSampler as BatchSampler
 
 _HOME = {
-    "BallsInBinsSampler": "sampler",
+    "BatchSampler": "sampler",
     "NoiseStream": "noise",
     "PrivateTraining": "opacus",
     "make_private": "opacus",
 }
-_MODULES = ("checkpoint", "jax")
+_MODULES = ("checkpoint", "jax", "sharding")
 
-__all__ = ["BallsInBinsSampler", "NoiseStream", "PrivateTraining", "checkpoint", "jax", "make_private"]
+__all__ = ["BatchSampler", "NoiseStream", "PrivateTraining", "checkpoint", "jax", "make_private", "sharding"]
 
 
 def __getattr__(name: str) -> Any:

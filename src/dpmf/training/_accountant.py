@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from opacus.accountants import IAccountant
@@ -10,21 +12,24 @@ from opacus.accountants.registry import register_accountant
 
 from dpmf import api, validation
 from dpmf.accountants.protocol import PreparedAccountant
-from dpmf.batching import BallsInBins
+from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import PrivacyBound
+from dpmf.training._schedule import Schedule
 from dpmf.training.noise import strategy_digest
 
 NAME = "dpmf"
 
 
 class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
-    """Counts the steps and answers with the (ε, δ) of the matrix mechanism under balls-in-bins batches.
+    """Counts the steps and answers with the (ε, δ) of the matrix mechanism under its batches.
 
-    **Formal guarantees.** After t steps the released models are a function of the first max(t, b) outputs of the
-    mechanism, for which the bound of dpmf's accountant is reported; a strategy that exists for N iterations only is
-    bounded by the whole of it. A target that calibration proved for all N steps bounds any part of them too.
+    **Formal guarantees.** After t steps the released models are a function of the first outputs of the mechanism, for
+    which the bound of dpmf's accountant is reported. With fixed bins these are the first max(t, b) outputs. Where bins
+    are thrown anew, they are those of all throws that have begun, each with all of its epochs, and otherwise those of
+    all epochs that have begun. A strategy that exists for N iterations only is bounded by the whole of it. A target
+    that calibration proved for all steps bounds any part of them too.
     """
 
     def __init__(
@@ -43,7 +48,7 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
     def _configured(self) -> Mechanism:
         if self.matrix_mechanism is None:
             raise TrainingError(
-                "the accountant 'dpmf' needs a mechanism and balls-in-bins batches: "
+                "the accountant 'dpmf' needs a mechanism and its batches: "
                 "use dpmf.training.make_private instead of PrivacyEngine.make_private"
             )
         return self.matrix_mechanism
@@ -52,8 +57,8 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         """Count one step; refuses one beyond N, or with another noise multiplier."""
         mechanism = self._configured()
         steps = len(self)
-        if steps >= mechanism.batching.iterations:
-            raise TrainingError(f"all {steps} iterations that were accounted for have been made")
+        if steps >= Schedule.of(mechanism.batching).steps:
+            raise TrainingError(f"all {steps} steps that were accounted for have been made")
         if self.history and self.history[0][0] != noise_multiplier:
             raise TrainingError(
                 f"noise_multiplier must stay {self.history[0][0]!r}, which was accounted for, got {noise_multiplier!r}"
@@ -67,9 +72,8 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         if not self.history:
             return 0.0
         sigma, _rate, steps = self.history[0]
-        batching = mechanism.batching
-        if steps < batching.iterations:
-            mechanism = _first(mechanism, max(steps, batching.batches_per_epoch))
+        if steps < Schedule.of(mechanism.batching).steps:
+            mechanism = _first(mechanism, steps)
         elif self.proved is not None and delta == self.proved[1]:
             return self.proved[0]
         key = (mechanism.batching.iterations, sigma, delta)
@@ -112,14 +116,31 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         self.history = [(float(s), float(r), int(n)) for s, r, n in state_dict["history"]]
 
 
-def _first(mechanism: Mechanism, iterations: int) -> Mechanism:
-    """The mechanism cut off after some iterations, or the whole where its strategy has no such part."""
+def _first(mechanism: Mechanism, steps: int) -> Mechanism:
+    """A first part of the mechanism that covers these steps, or the whole where its strategy has no such part."""
     try:
-        return Mechanism(
-            mechanism.strategy, BallsInBins.from_iterations(iterations, mechanism.batching.batches_per_epoch)
-        )
+        return Mechanism(mechanism.strategy, _first_part(mechanism.batching, steps))
     except ValueError:
         return mechanism
+
+
+def _first_part(batching: AnyBatching, steps: int) -> AnyBatching:
+    b = batching.batches_per_epoch
+    if batching.fixed:
+        return BallsInBins.from_iterations(max(steps, b), b)
+    epochs = math.ceil(steps / b)
+    if isinstance(batching, Poisson):
+        return replace(batching, epochs=epochs)
+    assert isinstance(batching, BallsInBins)
+    m = batching.rethrow_every or 1
+    throws = math.ceil(epochs / m)
+    return BallsInBins(
+        throws * m,
+        b,
+        rethrow_every=batching.rethrow_every,
+        stride=batching.stride,
+        gap=batching.gap if throws > 1 else None,
+    )
 
 
 def register() -> None:

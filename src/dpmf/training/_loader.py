@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from dpmf.errors import TrainingError
-from dpmf.training.sampler import BallsInBinsSampler
+from dpmf.training.sampler import BatchSampler
 
 
 class NumberedBatches:
@@ -30,7 +30,7 @@ class NumberedBatches:
     the epoch.
     """
 
-    def __init__(self, sampler: BallsInBinsSampler, step: Callable[[], int]):
+    def __init__(self, sampler: BatchSampler, step: Callable[[], int]):
         self._sampler = sampler
         self._step = step
 
@@ -147,7 +147,7 @@ class Deliveries:
     says how, before anything is released.
     """
 
-    def __init__(self, sampler: BallsInBinsSampler, step: Callable[[], int]):
+    def __init__(self, sampler: BatchSampler, step: Callable[[], int]):
         self._sampler = sampler
         self._step = step
         self._last: _Part | None = None  # without its content
@@ -185,9 +185,9 @@ class Deliveries:
     def problem(self, gradients: int) -> str | None:
         """What is wrong with a step that has this many per-sample gradients; None if it is the step accounted for."""
         step, last = self._step(), self._last
-        if step >= self._sampler.iterations:
+        if step >= self._sampler.steps:
             return (
-                f"all {step} iterations that were accounted for have been made: another step would not be covered by "
+                f"all {step} steps that were accounted for have been made: another step would not be covered by "
                 "the guarantee"
             )
         rule = "make exactly one step on every batch, empty ones included"

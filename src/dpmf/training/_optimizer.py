@@ -14,6 +14,7 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 from dpmf.errors import TrainingError
 from dpmf.training._loader import Deliveries
 from dpmf.training.noise import NoiseStream
+from dpmf.training.sharding import lost_ranks
 
 
 class _CorrelatedNoise:
@@ -34,7 +35,7 @@ class _CorrelatedNoise:
         self.on_release: Callable[[int, str], None] | None = None  # called with the step and a digest of its gradient
         self._accounted = self.noise_multiplier
         self._world = int(getattr(self, "world_size", 1))
-        self._adds_noise = getattr(self, "rank", 0) == 0
+        self._rank = int(getattr(self, "rank", 0))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on one batch, or, for a part of a batch that was split, the sum of its clipped gradients only."""
@@ -44,7 +45,8 @@ class _CorrelatedNoise:
         if not self.pre_step():
             return None
         if self._world > 1:
-            self.reduce_gradients()
+            with lost_ranks():
+                self.reduce_gradients()
         if self.on_release is not None:
             self.on_release(self.noise.step - 1, _digest([p.grad for p in self.params]))
         return self.original_optimizer.step()
@@ -85,14 +87,14 @@ class _CorrelatedNoise:
             wide = torch.promote_types(p.summed_grad.dtype, getattr(torch, self.noise.dtype))
             flat.append(p.summed_grad.to(wide).contiguous().view(-1))
 
-        def take(array: int, start: int, piece: Any) -> None:
-            gradient = flat[array]
-            gradient[start : start + len(piece)].add_(piece.to(gradient.device), alpha=scale)
+        # With several ranks, each adds the noise of its own share of the elements; the sum over ranks has all of it.
+        first = [shard.offset[0] if self._world > 1 else 0 for shard in self.noise.shards]
 
-        if self._adds_noise:
-            self.noise.feed(take)
-        else:
-            self.noise.skip()
+        def take(array: int, start: int, piece: Any) -> None:
+            gradient, at = flat[array], first[array] + start
+            gradient[at : at + len(piece)].add_(piece.to(gradient.device), alpha=scale)
+
+        self.noise.feed(take)
         for p, gradient in zip(self.params, flat, strict=True):
             p.grad = gradient.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
@@ -125,7 +127,8 @@ class _CorrelatedNoise:
         if self._world > 1:
             step = self.noise.step
             told = torch.tensor([problem is not None, step, -step], device=self.params[0].device)
-            torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)
+            with lost_ranks():
+                torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)
             refused, last, first = told.tolist()
             if problem is None and last != -first:
                 problem = f"all ranks must be at the same step, they are at steps {-first} to {last}"
@@ -148,4 +151,4 @@ class CorrelatedDPOptimizer(_CorrelatedNoise, DPOptimizer):  # type: ignore[misc
 
 
 class DistributedCorrelatedDPOptimizer(_CorrelatedNoise, DistributedDPOptimizer):  # type: ignore[misc]
-    """For several: every process clips its share of the batch, and rank 0 adds the noise, once."""
+    """For several: every process clips its share of the batch, and adds the noise of its share of the elements."""

@@ -11,9 +11,10 @@ from typing import Any
 
 from dpmf.mechanism import Mechanism
 from dpmf.training import checkpoint
+from dpmf.training._schedule import description
 from dpmf.training.journal import Journal
 from dpmf.training.noise import strategy_digest
-from dpmf.training.sampler import BallsInBinsSampler, description
+from dpmf.training.sampler import BatchSampler
 
 
 class Resumable(ABC):
@@ -21,7 +22,7 @@ class Resumable(ABC):
 
     mechanism: Mechanism
     noise_multiplier: float
-    sampler: BallsInBinsSampler
+    sampler: BatchSampler
     journal: Journal
 
     @property
@@ -32,7 +33,7 @@ class Resumable(ABC):
     @property
     def steps_left(self) -> int:
         """The number of steps that are still covered by the guarantee."""
-        return self.sampler.iterations - self.step
+        return self.sampler.steps - self.step
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@
         weights = optax.apply_updates(weights, updates)
         run.save("checkpoint", (weights, optimizer_state))
 
-Batches and noise belong together: a resumed run that drew other bins, or other noise, would not be what was accounted
-for. `privatizer` is the noise alone, as an optax transformation, for those who keep track of its state themselves.
+Batches and noise belong together: a resumed run that drew other batches, or other noise, would not be what was
+accounted for. `privatizer` is the noise alone, as an optax transformation, for those who keep track of its state
+themselves.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.strategies.inversion import covering_inverse
 from dpmf.strategies.streaming import Plan, make_plan
 from dpmf.training._resumable import Resumable
+from dpmf.training._schedule import Schedule
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
-from dpmf.training.sampler import BallsInBinsSampler, IndexArray
+from dpmf.training.sampler import BatchSampler, IndexArray
 
 
 class PrivateTraining(Resumable):
     """The batches and the noise of one training run.
 
     Args:
-      mechanism: strategy, epochs and batches per epoch.
+      mechanism: strategy and batching.
       parameters: what is trained, a tree of arrays. The noise has its structure and shapes.
       records: the number of records.
       noise_multiplier: σ for sensitivity 1 and the strategy as given.
@@ -50,10 +52,11 @@ class PrivateTraining(Resumable):
       source: the generator of the batches, "fast" or "secure". The noise is JAX's threefry with a 64-bit key.
       dtype: the precision of the noise; by default that of the gradients.
 
-    **Formal guarantees.** What `add_noise` returns are the outputs of the mechanism: every record takes part in exactly
-    the iterations of its bin, and the noise is noise_multiplier × l2_sensitivity × C⁻¹Z with C the strategy as given.
+    **Formal guarantees.** What `add_noise` returns are the outputs of the mechanism: batches are those of the
+    mechanism's batching (see `BatchSampler`), and the noise is noise_multiplier × l2_sensitivity × C⁻¹Z with C the
+    strategy as given, where the first step after a gap adds the noise of the gap too.
     `add_noise` is accepted once for every batch, in order; otherwise `TrainingError` is raised. A run restored with
-    `load` goes on with the same bins and the same noise.
+    `load` goes on with the same batches and the same noise.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class PrivateTraining(Resumable):
         self.mechanism = _checked(mechanism)
         self.noise_multiplier = validation.positive("noise_multiplier", noise_multiplier)
         self.l2_sensitivity = validation.positive("l2_sensitivity", l2_sensitivity)
-        self.sampler = BallsInBinsSampler(records, mechanism, seed=(key := new_key(seed)), source=source)
+        self.sampler = BatchSampler(records, mechanism, seed=(key := new_key(seed)), source=source)
         self.journal = Journal()
         self._parameters, self._dtype = parameters, dtype
         self._step = 0
@@ -104,12 +107,12 @@ class PrivateTraining(Resumable):
         return self.sampler.expected_batch_size
 
     def batches(self) -> Iterator[IndexArray]:
-        """The batches from the current step to iteration N, as arrays of indices of records; some may be empty.
+        """The batches from the current step to the last one, as arrays of indices of records; some may be empty.
 
         Returns:
           An iterator. Call `add_noise` exactly once between two batches.
         """
-        while (step := self._step) < self.sampler.iterations:
+        while (step := self._step) < self.sampler.steps:
             self._delivered = step
             yield self.sampler.batch(step)
             if self._step == step:
@@ -118,7 +121,7 @@ class PrivateTraining(Resumable):
                 )
 
     def add_noise(self, clipped: Any) -> Any:
-        """Add the noise of the current iteration to the sum of clipped gradients.
+        """Add the noise of the current step to the sum of clipped gradients.
 
         Args:
           clipped: the sum of the clipped gradients of the last batch, divided by the expected batch size.
@@ -180,7 +183,7 @@ class PrivateTraining(Resumable):
         allow = validation.flag("allow_second_continuation", allow_second_continuation)
         state, journal = self._read(path, ("model",), allow=allow, writes=True)
         noise = state["noise"]
-        at = validation.integer("step", noise["step"], at_least=0, at_most=self.sampler.iterations)
+        at = validation.integer("step", noise["step"], at_least=0, at_most=self.sampler.steps)
         noise_state = self._unpacked(noise["state"], self._state, path)
         restored = self._unpacked(state["model"], model, path)
         journal.resumed()
@@ -204,7 +207,10 @@ class PrivateTraining(Resumable):
             if _is_key(jax, leaf):
                 restored.append(jax.random.wrap_key_data(jax.numpy.asarray(array), impl=jax.random.key_impl(leaf)))
             else:
-                restored.append(jax.numpy.asarray(np.asarray(array).view(np.asarray(leaf).dtype)))
+                value = jax.numpy.asarray(np.asarray(array).view(np.asarray(leaf).dtype))
+                # What is spread over several devices now stays so, however many devices it was saved from.
+                spread = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+                restored.append(jax.device_put(value, leaf.sharding) if spread else value)
         return jax.tree.unflatten(structure, restored)
 
 
@@ -236,10 +242,12 @@ def privatizer(
     prng_key: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """The optax transformation that adds noise_multiplier × l2_sensitivity × the next row of C⁻¹Z, at most N times.
+    """The optax transformation that adds noise_multiplier × l2_sensitivity × the next row of C⁻¹Z, once per batch.
+
+    The first step after a gap between throws adds the sum of its own row and of those of the gap.
 
     Args:
-      mechanism: strategy and number of iterations.
+      mechanism: strategy and batching.
       noise_multiplier: σ for sensitivity 1 and the strategy as given.
       l2_sensitivity: by how much one record can change the gradient in one iteration: the clipping norm divided by the
         *expected* batch size. `clipped_grad(...).sensitivity()` knows it.
@@ -248,12 +256,12 @@ def privatizer(
       dtype: the precision of the noise; by default that of the gradients.
 
     Returns:
-      An optax transformation. Its state, the key and the assignment of records to bins belong together;
+      An optax transformation. Its state, the key and the assignment of records to batches belong together;
       `PrivateTraining` saves and restores all of them.
 
     **Formal guarantees.** The rows are those of C⁻¹Z with C the strategy as given; jax-privacy's own column
-    normalisation is not used. Compiled code cannot raise: after iteration N the result is NaN, so that nothing more is
-    released.
+    normalisation is not used. Compiled code cannot raise: after the last step the result is NaN, so that nothing more
+    is released.
     """
     jax, noise_addition = _jax_privacy()
     _checked(mechanism)
@@ -262,8 +270,8 @@ def privatizer(
 
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     sensitivity = validation.positive("l2_sensitivity", l2_sensitivity)
-    n = mechanism.batching.iterations
-    plan = make_plan(mechanism.strategy, n)
+    schedule = Schedule.of(mechanism.batching)
+    plan = make_plan(mechanism.strategy, mechanism.batching.iterations)
     if prng_key is None:
         # jax.random.key would use only 32 bits of a seed.
         prng_key = jax.random.wrap_key_data(jnp.array([secrets.randbits(32) for _ in (0, 1)], dtype=jnp.uint32))
@@ -277,7 +285,12 @@ def privatizer(
     def update(sum_of_clipped_grads: Any, state: Any, params: Any = None) -> Any:
         count, noise = state
         noisy, noise = inner.update(sum_of_clipped_grads, noise, params)
-        allowed = count < n
+        if schedule.gap:  # the first step after a gap adds the rows of the gap too
+            after = (count > 0) & (count % schedule.per_draw == 0)
+            noisy, noise = jax.lax.fori_loop(
+                0, jnp.where(after, schedule.gap, 0), lambda _, both: inner.update(*both, params), (noisy, noise)
+            )
+        allowed = count < schedule.steps
         return jax.tree.map(lambda g: jnp.where(allowed, g, jnp.nan).astype(g.dtype), noisy), (count + 1, noise)
 
     return optax.GradientTransformation(init, update)

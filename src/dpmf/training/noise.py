@@ -1,5 +1,8 @@
 """The noise C⁻¹Z, one row per iteration, in bounded memory. `dpmf.strategies.streaming` says how.
 
+The iterations between two throws, which use no record, have rows like all others. Their rows are added to that of the
+next step, so that there is one array of noise for every batch (`_schedule`).
+
 Rows have unit scale: multiply them by noise multiplier × clipping norm before adding them to the sum of clipped
 gradients. C is the strategy as given, for which the noise multiplier was calibrated.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +23,12 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
+from dpmf.training._schedule import Schedule, description
+from dpmf.training._shards import Shard
 from dpmf.training._sources import SOURCES, make_source
 
-FORMAT = 1
+# What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64, format 3 from ChaCha.
+FORMAT = 3
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
@@ -40,21 +46,27 @@ def strategy_digest(strategy: Strategy, iterations: int) -> str:
 
 
 class NoiseStream:
-    """The rows of C⁻¹Z for arrays of given shapes, one iteration at a time, never more than N.
+    """The rows of C⁻¹Z for arrays of given shapes, one step at a time, never more than there are.
+
+    A step has one row, except for the first one after a gap between throws, which has the sum of its own row and of
+    those of the gap.
 
     Args:
-      mechanism: its strategy is C, and it says how many iterations there are.
+      mechanism: its strategy is C, and its batching says how many iterations there are and which of them are a gap.
       shapes: the shapes of the arrays that need noise, e.g. those of the parameters.
+      shards: for every array the part of it that this process draws and keeps, if not all of it
+        (`dpmf.training.sharding`). All processes need the same `seed`.
       seed: an integer that makes an experiment repeatable; by default a secret from the operating system.
-      source: "fast", or "secure" for a cryptographically secure generator (CPU only, several times slower).
+      source: "fast" (ChaCha with 8 rounds), or "secure" (ChaCha20; CPU only).
       dtype: the precision of the noise, "float32" or "float64".
       backend: "numpy" or "torch".
       device: with torch, where the noise is made.
       max_copies: strategies that would keep more copies of the model are streamed by regeneration.
 
     **Formal guarantees.** In exact arithmetic the rows are those of C⁻¹Z, where Z has independent standard normal
-    entries and C is the strategy as given. In floating point each row has a relative error of order p·2⁻²⁴ (float32)
-    or p·2⁻⁵³ (float64). A restored stream gives the same bits as one that was never interrupted.
+    entries and C is the strategy as given; every row, also of a gap, is part of the noise of exactly one step. In
+    floating point each row has a relative error of order p·2⁻²⁴ (float32) or p·2⁻⁵³ (float64). A restored stream gives
+    the same bits as one that was never interrupted, and the shards of an array have the bits of the whole array.
     """
 
     def __init__(
@@ -62,6 +74,7 @@ class NoiseStream:
         mechanism: Mechanism,
         shapes: Sequence[Sequence[int]],
         *,
+        shards: Sequence[Shard] | None = None,
         seed: int | bytes | None = None,
         source: str = "fast",
         dtype: str = "float32",
@@ -73,7 +86,15 @@ class NoiseStream:
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
         self.mechanism = mechanism
         self.iterations = mechanism.batching.iterations
+        self._schedule = Schedule.of(mechanism.batching)
+        self.steps = self._schedule.steps
         self.shapes = [tuple(validation.integer("shapes", n, at_least=0) for n in shape) for shape in shapes]
+        self.shards = [Shard.all_of(shape) for shape in self.shapes] if shards is None else list(shards)
+        if len(self.shards) != len(self.shapes) or any(
+            not shard.is_inside or math.prod(shard.whole) != math.prod(shape)
+            for shard, shape in zip(self.shards, self.shapes, strict=False)
+        ):
+            raise ArgumentError("shards", "must be a part of every array, these are of other arrays")
         self.dtype = validation.choice("dtype", dtype, ("float32", "float64"))
         limit = validation.integer("max_copies", max_copies, at_least=0)
         self.plan = make_plan(mechanism.strategy, self.iterations, limit)
@@ -81,128 +102,104 @@ class NoiseStream:
         self._backend = _backends.make(backend, self.dtype, device)
         self._step = 0
         self._broken = False
-        self._kept: list[list[Any]] | None = None
+        self._kept: list[Any] | None = None
+        self._row_weights: tuple[int, Any] | None = None
+        self.complete = shards is None  # whether the shards of all ranks are known to make up the arrays
 
     @property
-    def _past(self) -> list[list[Any]]:
-        """The arrays kept between steps. They are made when first needed: a stream that only counts takes no memory."""
+    def _past(self) -> list[Any]:
+        """What is kept of every array between steps, one row per copy. It is made when it is first needed."""
         if self._kept is None:
-            sizes = [math.prod(shape) for shape in self.shapes]
-            self._kept = [[self._backend.zeros(size) for _ in range(self.plan.copies)] for size in sizes]
+            self._kept = [self._backend.kept(self.plan.copies, shard.size) for shard in self.shards]
         return self._kept
 
     @property
     def step(self) -> int:
-        """The iteration whose row comes next, which is also the number of rows made so far."""
+        """The step whose noise comes next, which is also the number of steps made so far."""
         return self._step
 
     @property
     def state_bytes(self) -> int:
-        """The memory kept between steps, in bytes."""
-        return sum(math.prod(shape) for shape in self.shapes) * self.plan.copies * np.dtype(self.dtype).itemsize
+        """The memory that this process keeps between steps, in bytes."""
+        return sum(shard.size for shard in self.shards) * self.plan.copies * np.dtype(self.dtype).itemsize
 
     def next(self) -> list[Any]:
-        """The next row, as new arrays of the shapes given at the beginning."""
-        out = [self._backend.empty(math.prod(shape)) for shape in self.shapes]
+        """The noise of the next step, as new arrays of the shapes given at the beginning, or of their shards."""
+        out = [self._backend.empty(shard.size) for shard in self.shards]
 
         def take(array: int, start: int, piece: Any) -> None:
             out[array][start : start + len(piece)] = piece
 
         self.feed(take)
-        return [row.reshape(shape) for row, shape in zip(out, self.shapes, strict=True)]
+        return [row.reshape(shard.shape) for row, shard in zip(out, self.shards, strict=True)]
 
     def feed(self, take: Consumer) -> None:
-        """Compute the next row piece by piece, without an array of the model's size in between.
+        """Compute the noise of the next step piece by piece, without an array of the model's size in between.
 
         Args:
-          take: called with each piece as `take(array, first element, piece)`.
+          take: called with each piece as `take(array, first element, piece)`. If there are shards, elements are those
+            of the shard.
         """
         if self._broken:
             raise TrainingError("the noise of the last step was interrupted half-way: restore a saved state")
-        self._check_not_finished()
+        if self._step >= self.steps:
+            raise TrainingError(
+                f"all {self.steps} steps that were accounted for have been made: "
+                "another step would not be covered by the guarantee"
+            )
         self._broken = True
-        for array, shape in enumerate(self.shapes):
-            size = math.prod(shape)
-            width = self._backend.chunk
-            for chunk, start in enumerate(range(0, size, width)):
-                stop = min(start + width, size)
-                piece = self._piece(array, chunk, start, stop)
+        first, *more = self._schedule.rows(self._step)
+        for array, shard in enumerate(self.shards):
+            for start in range(0, shard.size, self._backend.chunk):
+                count = min(self._backend.chunk, shard.size - start)
+                piece = self._piece(first, array, start, count)
+                if more:
+                    total = self._backend.kept(1, count)[0]
+                    self._backend.add(total, piece, 1.0)
+                    for t in more:
+                        self._backend.add(total, self._piece(t, array, start, count), 1.0)
+                    piece = total
                 if self.plan.scale != 1.0:
                     piece = self._backend.scaled(piece, self.plan.scale)
-                take(array, start, piece)
+                take(array, start, self._backend.handed_over(piece))
         self._step += 1
         self._broken = False
 
-    def skip(self) -> None:
-        """Count a step without computing its row, for the ranks that add no noise in distributed training."""
-        self._check_not_finished()
-        self._step += 1
-
-    def _check_not_finished(self) -> None:
-        if self._step >= self.iterations:
-            raise TrainingError(
-                f"all {self.iterations} iterations that were accounted for have been made: "
-                "another step would not be covered by the guarantee"
-            )
-
-    def _piece(self, array: int, chunk: int, start: int, stop: int) -> Any:
-        t, backend, plan = self._step, self._backend, self.plan
-        past = [kept[start:stop] for kept in self._past[array]]
-        m = len(past)
+    def _piece(self, t: int, array: int, start: int, count: int) -> Any:
+        """Elements start ... of this process's part of row t of C⁻¹Z, unscaled. The next call overwrites them."""
+        backend, plan = self._backend, self.plan
+        shard = self.shards[array]
+        runs, whole = shard.runs(start, count), math.prod(shard.whole)
         if plan.method == "regeneration":
-            total = backend.scratch("total", stop - start)
-            total[:] = 0.0
-            for j, weight in enumerate(plan.weights[t, : t + 1]):
-                if weight != 0.0:
-                    z = self._draw(j, array, chunk, stop - start)
-                    backend.add(total, z, float(weight))
+            weights = plan.weights[t, : t + 1]
+            total = backend.kept(1, count)[0]
+            for j in np.flatnonzero(weights):
+                backend.add(total, backend.draw(self._source, int(j), array, whole, runs), float(weights[j]))
             return total
-        if plan.method == "convolution":
-            weights = plan.row(t)
-            out = backend.scratch("total", stop - start)
-            if m == 0:
-                z = self._draw(t, array, chunk, stop - start)
-                backend.assign(out, z, float(weights[0]))
-                return out
-            backend.assign(out, past[t % m], float(weights[m]))
-            # The oldest normals are not needed any more, and the new ones take their place.
-            backend.normals(self._source, t, array, chunk, past[t % m])
-            for j in range(m):
-                backend.add(out, past[(t - j) % m], float(weights[j]))
-            return out
-        z = self._draw(t, array, chunk, stop - start)
+        z = backend.draw(self._source, t, array, whole, runs)
+        kept = self._past[array]
         if plan.method == "buffers":
-            decay, weight = plan.weights
-            for kept, w in zip(past, weight, strict=True):
-                backend.add(z, kept, -float(w))
-            for kept, r in zip(past, decay, strict=True):
-                backend.assign(kept, kept, float(r))
-                backend.add(kept, z, 1.0)
+            backend.drain(z, kept, start, *plan.weights.astype(self.dtype))
             return z
-        weights = plan.row(t)
-        if m == 0:
-            if weights[0] != 1.0:
-                backend.assign(z, z, 1.0 / float(weights[0]))
-            return z
-        new = past[t % m]  # it holds row t − m, which is used for the last time here
-        backend.assign(new, new, -float(weights[m]) / float(weights[0]))
-        for j in range(1, m):
-            backend.add(new, past[(t - j) % m], -float(weights[j]) / float(weights[0]))
-        backend.add(new, z, 1.0 / float(weights[0]))
-        return new
+        if plan.copies or self._weights(t)[0] != 1.0:
+            return backend.combine(z, kept, start, t, self._weights(t), plan.method == "back-substitution")
+        return z
 
-    def _draw(self, t: int, array: int, chunk: int, size: int) -> Any:
-        out = self._backend.scratch("z", size)
-        self._backend.normals(self._source, t, array, chunk, out)
-        return out
+    def _weights(self, t: int) -> Any:
+        """The factors of the normals of row t, and of what was kept 1, 2, ... steps before."""
+        if self._row_weights is None or self._row_weights[0] != t:
+            weights = self.plan.row(t)
+            if self.plan.method == "back-substitution":
+                weights = np.append(1.0, -weights[1:]) / weights[0]
+            self._row_weights = t, weights.astype(self.dtype)
+        return self._row_weights[1]
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What a state must have in common with this stream."""
         return {
-            "format": FORMAT,
             "strategy": strategy_digest(self.mechanism.strategy, self.iterations),
-            "iterations": self.iterations,
+            "batching": description(self.mechanism.batching),
             "method": self.plan.method,
             "shapes": [list(shape) for shape in self.shapes],
             "dtype": self.dtype,
@@ -213,27 +210,77 @@ class NoiseStream:
         if self._broken:
             raise TrainingError("the noise of the last step was interrupted half-way: there is no state to save")
         return {
+            "format": FORMAT,
             **self._identity,
             "generator": self._backend.generator(self._source),
             "source": self._source.name,
             "key": self._source.key.hex(),
             "probe": self._source.probe(),
             "step": self._step,
-            "past": [[self._backend.to_numpy(kept) for kept in arrays] for arrays in self._past],
+            "shards": [[list(part) for part in (shard.whole, shard.offset, shard.shape)] for shard in self.shards],
+            "past": [self._backend.to_numpy(kept) for kept in self._past],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, step_only: bool = False) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. One that would not continue the same mechanism is refused.
 
         Args:
-          state: what `state_dict` returned.
-          step_only: leave the arrays alone, for ranks that add no noise.
+          state: what `state_dict` returned. It may be that of other shards if they contain the ones of this stream.
         """
+        self.prepared([state])()
+
+    def prepared(self, states: Iterable[Mapping[str, Any]]) -> Callable[[], None]:
+        """Read the states of several processes that together hold everything this stream keeps.
+
+        Args:
+          states: what `state_dict` returned in each of them, in any order. They are used one after the other, so that
+            an iterator that reads files needs the memory of one.
+
+        Returns:
+          A function that makes this stream continue from there. Until it is called, nothing is changed.
+        """
+        first: dict[str, Any] | None = None
+        found = [0] * len(self.shards)
+        seen: set[tuple[int, Shard]] = set()  # ranks may hold the same shard
+        kept = [np.empty((self.plan.copies, shard.size), self.dtype) for shard in self.shards]
+        for state in states:
+            told = self._checked(state)
+            if first is None:
+                first = told
+            elif any(told[name] != first[name] for name in ("key", "source", "step")):
+                raise ArgumentError("state", "must be that of one run at one step on every rank, these are of several")
+            for array, (mine, theirs) in enumerate(zip(self.shards, told["shards"], strict=True)):
+                for to, start, count in () if (array, theirs) in seen else mine.overlap(theirs):
+                    kept[array][:, to : to + count] = told["past"][array][:, start : start + count]
+                    found[array] += count
+                seen.add((array, theirs))
+        if first is None or any(n != shard.size for n, shard in zip(found, self.shards, strict=True)):
+            raise ArgumentError(
+                "state", "must hold the past of every parameter, this one is of other shards or of too few ranks"
+            )
+        rows, source, step = [self._backend.from_numpy(rows) for rows in kept], first["source"], first["step"]
+        key = first["key"]
+
+        def commit() -> None:
+            self._kept, self._source, self._step, self._broken = rows, SOURCES[source](key), step, False
+
+        return commit
+
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of a state that this stream can go on from; otherwise ArgumentError."""
         try:
+            if state["format"] != FORMAT:
+                raise ArgumentError(
+                    "state", f"must have format {FORMAT}, but its format is {state['format']}: another version of dpmf "
+                    "wrote it, which draws other noise; finish the run with that version",
+                )  # fmt: skip
             told = {name: state[name] for name in self._identity}
-            source, key, step, past = state["source"], bytes.fromhex(state["key"]), state["step"], state["past"]
-            probe, generator = state["probe"], state["generator"]
+            source, key, past = state["source"], bytes.fromhex(state["key"]), state["past"]
+            probe, generator, step = state["probe"], state["generator"], state["step"]
+            shards = [Shard(*(tuple(map(int, part)) for part in parts)) for parts in state["shards"]]
         except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
             raise ArgumentError(
                 "state", f"must be one that state_dict() returned: {type(error).__name__} {error}"
             ) from None
@@ -243,17 +290,18 @@ class NoiseStream:
                 raise ArgumentError("state", f"must be of this mechanism and model, but its {what} is another")
         if source not in SOURCES:
             raise ArgumentError("state", f"must have a source among {', '.join(SOURCES)}, got {source!r}")
-        at = validation.integer("step", step, at_least=0, at_most=self.iterations)
+        at = validation.integer("step", step, at_least=0, at_most=self.steps)
         restored = SOURCES[source](key)
         if restored.probe() != probe or self._backend.generator(restored) != generator:
             raise ArgumentError(
                 "state", "must be continued with the generator that made it; this version or device differs"
             )
-        if not step_only:
-            if [len(arrays) for arrays in past] != [self.plan.copies] * len(self.shapes) or any(
-                np.shape(a) != (math.prod(shape),) or str(np.asarray(a).dtype) != self.dtype
-                for arrays, shape in zip(past, self.shapes, strict=True) for a in arrays
-            ):  # fmt: skip
-                raise ArgumentError("state", "must hold the past of every parameter, this one does not")
-            self._kept = [[self._backend.from_numpy(np.asarray(a)) for a in arrays] for arrays in past]
-        self._source, self._step, self._broken = restored, at, False
+        if len(shards) != len(self.shapes) or len(past) != len(shards) or any(
+            not shard.is_inside
+            or math.prod(shard.whole) != math.prod(shape)
+            or np.shape(rows) != (self.plan.copies, shard.size)
+            or str(np.asarray(rows).dtype) != self.dtype
+            for shard, shape, rows in zip(shards, self.shapes, past, strict=True)
+        ):  # fmt: skip
+            raise ArgumentError("state", "must hold the past of every parameter, this one does not")
+        return {"source": source, "key": key, "step": at, "shards": shards, "past": past}

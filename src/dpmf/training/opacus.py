@@ -13,11 +13,12 @@ from dpmf import api, errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
+from dpmf.training import sharding
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
 from dpmf.training.noise import NoiseStream
-from dpmf.training.sampler import BallsInBinsSampler
+from dpmf.training.sampler import BatchSampler
 
 _PARTS = ("model", "optimizer", "accountant", "random", "extra")
 
@@ -34,7 +35,7 @@ class PrivateTraining(Resumable):
       accountant: the guarantee, behind Opacus' interface; also the accountant of `privacy_engine`.
       privacy_engine: Opacus' engine.
       calibration: how σ was found, if it was calibrated.
-      sampler, noise: the balls-in-bins batches and the rows of C⁻¹Z.
+      sampler, noise: the batches and the rows of C⁻¹Z.
       journal: what this run has released (see `dpmf.training.journal`).
     """
 
@@ -47,7 +48,7 @@ class PrivateTraining(Resumable):
     accountant: Any
     privacy_engine: Any
     calibration: Calibration | None
-    sampler: BallsInBinsSampler
+    sampler: BatchSampler
     noise: NoiseStream
     journal: Journal
 
@@ -80,7 +81,8 @@ class PrivateTraining(Resumable):
         """Write a checkpoint: model, optimizer, noise, batches and the privacy spent.
 
         A run that is resumed from it gives the same bits as one that was never interrupted. The journal of the run is
-        kept in the same directory. In distributed training, only rank 0 writes. The file is as secret as the data.
+        kept in the same directory. The file is as secret as the data. In distributed training every rank must call
+        this: each writes the noise that it keeps into a part beside the file, and rank 0 everything else.
 
         Args:
           path: the file, which is replaced atomically.
@@ -88,15 +90,24 @@ class PrivateTraining(Resumable):
         """
         if self.optimizer._is_last_step_skipped:
             raise TrainingError("a checkpoint can only be written after a whole batch, not after a part of one")
-        if self.optimizer._adds_noise:
-            more = {
-                "model": dict(self.model.state_dict()),
-                "optimizer": self.optimizer.state_dict(),
-                "accountant": dict(self.accountant.state_dict()),
-                "random": _random_state(self.model),
-                "extra": dict(extra or {}),
-            }
+        more = {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "accountant": dict(self.accountant.state_dict()),
+            "random": _random_state(self.model),
+            "extra": dict(extra or {}),
+        }
+        rank, world = self.optimizer._rank, self.optimizer._world
+        if world == 1:
             self._write(path, self.noise.state_dict(), more)
+            sharding.remove_old_parts(path, [])  # of a run that several ranks began
+            return
+        with sharding.all_or_none("write its part of the checkpoint"):
+            noise = sharding.write_part(path, self.noise, rank, world)
+        with sharding.all_or_none("write the checkpoint"):
+            if rank == 0:
+                self._write(path, noise, more)
+                sharding.remove_old_parts(path, noise["parts"])
 
     def load(self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False) -> dict[str, Any]:
         """Continue from a checkpoint of the same mechanism, data and model.
@@ -117,14 +128,17 @@ class PrivateTraining(Resumable):
           changed then.
         """
         allow = validation.flag("allow_second_continuation", allow_second_continuation)
-        writes = self.optimizer._adds_noise
-        state, journal = self._read(path, _PARTS, allow=allow, writes=writes)
-        model, mine = state["model"], self.model.state_dict()
-        for name, value in mine.items():
-            if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
-                raise ValueError(f"checkpoint must be of this model, {path} has other parameters or buffers ({name})")
+        with sharding.all_or_none("load the checkpoint", distributed=self.optimizer._world > 1):
+            state, journal = self._read(path, _PARTS, allow=allow, writes=self.optimizer._rank == 0)
+            model, mine = state["model"], self.model.state_dict()
+            for name, value in mine.items():
+                if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
+                    raise ValueError(
+                        f"checkpoint must be of this model, {path} has other parameters or buffers ({name})"
+                    )
+            restore_noise = self.noise.prepared(sharding.states(path, state["noise"]))
         journal.resumed()
-        self.noise.load_state_dict(state["noise"], step_only=not writes)
+        restore_noise()
         self.journal = journal
         self.sampler.load_state_dict(state["sampler"])
         self.accountant.load_state_dict(state["accountant"])
@@ -183,7 +197,7 @@ def make_private(
       model: a module that Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
       optimizer: any torch optimizer over the model's parameters or some of them.
       dataset: an object with a length that returns a record by its index. One record is the unit of privacy.
-      mechanism: strategy, epochs and batches per epoch.
+      mechanism: strategy and batching.
       max_grad_norm: the norm to which every record's gradient is clipped.
       target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
       target_delta: the δ for which the noise is calibrated.
@@ -203,12 +217,13 @@ def make_private(
     Returns:
       A `PrivateTraining`, whose model, optimizer and data loader replace your own.
 
-    **Formal guarantees.** The models produced by at most N steps of the training loop are a post-processing of the
-    mechanism with this noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every
-    record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of
-    loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device
-    say, and used again later in place of another one of the same size is not noticed.) Per-sample clipping and its
-    rounding are Opacus'. The documentation on training says what floating-point noise leaves open.
+    **Formal guarantees.** The models produced by the training loop are a post-processing of the mechanism with this
+    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every record of batch t
+    exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of loader workers,
+    with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device say, and used
+    again later in place of another one of the same size is not noticed.) The first step after a gap between throws adds
+    the noise of the gap too. Per-sample clipping and its rounding are Opacus'. The documentation on training says what
+    floating-point noise leaves open.
     """
     try:
         import torch
@@ -244,17 +259,26 @@ def make_private(
     rank, world, key = 0, 1, new_key(seed)
     if distributed:
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        # All ranks must draw the same assignment of records to bins.
+        # All ranks must draw the same assignment of records to batches.
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    sampler = BallsInBinsSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
+    sampler = BatchSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
 
     sigma, calibration, proved = _noise(mechanism, target_epsilon, target_delta, noise_multiplier, accountant)
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
-        mechanism, shapes, seed=key, source=source, dtype=noise_dtype, backend="torch", device=device
-    )  # fmt: skip
+        mechanism,
+        shapes,
+        shards=sharding.even_shares(shapes, rank, world) if distributed else None,
+        seed=key,
+        source=source,
+        dtype=noise_dtype,
+        backend="torch",
+        device=device,
+    )
+    if distributed:
+        sharding.check_ranks(noise)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Opacus warns that its own noise, which is not used, is not secure
         _accountant.register()

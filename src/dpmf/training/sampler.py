@@ -1,55 +1,66 @@
-"""Balls-in-bins batches: every record is assigned to one of b bins at random, once; batch t consists of bin t mod b."""
+"""Batches for every batching: balls in bins, thrown once or anew every few epochs, with strides, and Poisson sampling.
+
+In every draw each record gets a bin, and step t uses those whose bin is t mod b. Balls in bins draw once per throw.
+Poisson sampling draws before every step (with period q, before every q-th) and uses only the first bin (the first q
+bins), which a record hits with probability 1/b (a record of group r hits bin r with probability q/b).
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from dpmf import validation
-from dpmf.batching import AnyBatching, BallsInBins
+from dpmf.batching import BallsInBins, Batching, Poisson
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training._sources import ALLOCATION, SOURCES, make_source
+from dpmf.training._schedule import Schedule, description
+from dpmf.training._sources import ALLOCATION, GROUPS, SOURCES, Source, make_source
 
 IndexArray = np.ndarray[Any, np.dtype[np.int64]]
-FORMAT = 2
+FORMAT = 3
 
 
-def description(batching: AnyBatching) -> dict[str, Any]:
-    """A batching as plain values, for checkpoints."""
-    return {"kind": type(batching).__name__, **asdict(batching)}
-
-
-class BallsInBinsSampler:
+class BatchSampler:
     """The batches that the accountants assume, as an iterable of one epoch.
 
     Give it to ``torch.utils.data.DataLoader(dataset, batch_sampler=sampler)``, or take numpy arrays of indices from
-    `batches()`. A new iteration begins where the last one stopped and goes to the end of the epoch. After N batches in
-    all, iterating raises `TrainingError`.
+    `batches()`. A new iteration begins where the last one stopped and goes to the end of the epoch. After the last
+    batch of the last epoch, iterating raises `TrainingError`. The iterations of a gap have no batch: `NoiseStream` adds
+    their noise to that of the next batch.
 
     Args:
       size: the number of records.
-      batching: a `BallsInBins`, or the `Mechanism` it belongs to.
-      seed: an integer that makes an experiment repeatable. By default the bins are drawn from a secret of the operating
-        system. Whoever knows the seed knows which record was in which batch, and amplification by sampling is lost.
+      batching: a `BallsInBins`, a `Poisson`, or the `Mechanism` it belongs to.
+      seed: an integer that makes an experiment repeatable. By default the batches are drawn from a secret of the
+        operating system. Whoever knows the seed knows which record was in which batch, and amplification by sampling is
+        lost.
       source: "fast", or "secure" for a cryptographically secure generator.
       rank: the rank of this process in distributed training. Each rank gets its share of every batch; all ranks must
         have the same seed.
       world_size: the number of processes.
 
-    **Formal guarantees.** Bins are independent and uniform, up to the quality of the generator. Every record takes part
-    in exactly the iterations i, i + b, i + 2b, ... < N of its bin i. Batch sizes vary, and an empty bin is an empty
-    batch. To leave it out, or to divide by the actual batch size, would not be the mechanism accounted for.
+    **Formal guarantees.** Bins are independent and uniform, up to the quality of the generator, and draws are
+    independent of each other. With balls in bins, every record takes part in exactly the steps i, i + b, i + 2b, ... of
+    each throw, where i is the bin it has in this throw. With Poisson sampling, every record takes part in each step of
+    its group with probability s/b, where s is the number of groups.
+
+    Groups are drawn once: each run of s consecutive records is spread over the s groups by a random permutation, so
+    that their sizes differ by at most one. A record's group depends on its index and on the key, and not on what any
+    record contains or on which others there are. (As always with groups of equal size, the guarantee therefore compares
+    data sets in which the other records have the same indices.)
+
+    Batch sizes vary, and batches may be empty. To leave them out, or to divide by the actual batch size, would not be
+    the mechanism accounted for.
     """
 
     def __init__(
         self,
         size: int,
-        batching: BallsInBins | Mechanism,
+        batching: Batching | Mechanism,
         *,
         seed: int | bytes | None = None,
         source: str = "fast",
@@ -57,30 +68,45 @@ class BallsInBinsSampler:
         world_size: int = 1,
     ):
         given = batching.batching if isinstance(batching, Mechanism) else batching
-        if not isinstance(given, BallsInBins):
-            raise validation.wrong("batching", "a BallsInBins or a Mechanism", given)
-        if not given.fixed:
-            raise validation.wrong("batching", "balls in bins that are kept over all epochs", given)
-        batching = given
-        self.batching = batching
-        self.iterations = batching.iterations
+        if not isinstance(given, BallsInBins | Poisson):
+            raise validation.wrong("batching", "a BallsInBins, a Poisson or a Mechanism", given)
+        self.batching = given
+        self._schedule = Schedule.of(given)
+        self.steps = self._schedule.steps
         self.size = validation.integer("size", size, at_least=1)
-        b = batching.batches_per_epoch
+        b = given.batches_per_epoch
         if self.size < b:
             raise ArgumentError(
                 "dataset", f"must have at least as many records as batches_per_epoch = {b}, got {self.size}"
             )
         self.world_size = validation.integer("world_size", world_size, at_least=1)
         self.rank = validation.integer("rank", rank, at_least=0, at_most=self.world_size - 1)
-        self._source = make_source(source, seed)
-        self._set_bins(self._source.integers(ALLOCATION, b, self.size))
+        self._use(make_source(source, seed))
         self._position = 0
 
-    def _set_bins(self, bins: IndexArray) -> None:
-        self._bins = bins.astype(np.min_scalar_type(self.batching.batches_per_epoch - 1))
-        order = np.argsort(self._bins, kind="stable")
-        ends = np.cumsum(np.bincount(self._bins, minlength=self.batching.batches_per_epoch))
-        self._members = np.split(order.astype(np.int64), ends[:-1])
+    def _use(self, source: Source) -> None:
+        self._source = source
+        self._groups = _groups(source, self.size, self._schedule.groups)
+        self._known: dict[int, list[IndexArray]] = {}  # the batches of the last draws, about an epoch of them
+
+    def _bins(self, draw: int) -> IndexArray:
+        """The bin of every record in one draw."""
+        schedule = self._schedule
+        within = self._source.integers(ALLOCATION, schedule.per_epoch // schedule.groups, self.size, draw)
+        return within if schedule.groups == 1 else schedule.groups * within + self._groups
+
+    def _batches(self, draw: int) -> list[IndexArray]:
+        """The records of every bin that is used in a draw."""
+        if draw not in self._known:
+            b, used = self._schedule.per_epoch, min(self._schedule.per_draw, self._schedule.per_epoch)
+            bins = self._bins(draw)
+            records = np.flatnonzero(bins < used)  # with balls in bins, all of them
+            narrow = bins[records].astype(np.min_scalar_type(b - 1))  # which makes sorting fast
+            ends = np.cumsum(np.bincount(narrow, minlength=used))
+            while len(self._known) > b // self._schedule.per_draw:
+                del self._known[next(iter(self._known))]
+            self._known[draw] = np.split(records[np.argsort(narrow, kind="stable")], ends[:-1])
+        return self._known[draw]
 
     @property
     def expected_batch_size(self) -> float:
@@ -89,39 +115,45 @@ class BallsInBinsSampler:
 
     @property
     def position(self) -> int:
-        """The iteration whose batch comes next."""
+        """The step whose batch comes next."""
         return self._position
 
     @property
     def bins(self) -> IndexArray:
-        """The bin of every record, for tests and audits. It is as sensitive as the data."""
-        return self._bins.astype(np.int64)
+        """The bin of every record in the current draw, for tests and audits. It is as sensitive as the data."""
+        return self._bins(min(self._position, self.steps - 1) // self._schedule.per_draw)
 
-    def batch(self, iteration: int) -> IndexArray:
-        """The records of one iteration (this rank's share of them), in increasing order."""
-        t = validation.integer("iteration", iteration, at_least=0, at_most=self.iterations - 1)
-        return self._members[t % self.batching.batches_per_epoch][self.rank :: self.world_size]
+    @property
+    def groups(self) -> IndexArray:
+        """The group of every record, for tests and audits."""
+        return self._groups.copy()
 
-    def epoch_from(self, iteration: int) -> range:
-        """The iterations from this one to the end of its epoch.
+    def batch(self, step: int) -> IndexArray:
+        """The records of one step (this rank's share of them), in increasing order."""
+        t = validation.integer("step", step, at_least=0, at_most=self.steps - 1)
+        draw, place = divmod(t, self._schedule.per_draw)
+        return self._batches(draw)[place % self._schedule.per_epoch][self.rank :: self.world_size]
+
+    def epoch_from(self, step: int) -> range:
+        """The steps from this one to the end of its epoch.
 
         Args:
-          iteration: where to begin.
+          step: where to begin.
 
         Returns:
-          The numbers of the iterations; `TrainingError` is raised when all N iterations have been made.
+          The numbers of the steps; `TrainingError` is raised when all have been made.
         """
-        if iteration >= self.iterations:
+        if step >= self.steps:
             raise TrainingError(
-                f"all {self.iterations} iterations that were accounted for have been made: "
+                f"all {self.steps} steps that were accounted for have been made: "
                 "another epoch would not be covered by the guarantee"
             )
         b = self.batching.batches_per_epoch
-        return range(iteration, min((iteration // b + 1) * b, self.iterations))
+        return range(step, min((step // b + 1) * b, self.steps))
 
     def batches(self) -> Iterator[IndexArray]:
-        """All batches from the current position to iteration N, as arrays of indices."""
-        while self._position < self.iterations:
+        """All batches from the current position to the last step, as arrays of indices."""
+        while self._position < self.steps:
             self._position += 1
             yield self.batch(self._position - 1)
 
@@ -134,22 +166,25 @@ class BallsInBinsSampler:
             self._position = t + 1
             yield self.batch(t).tolist()
 
-    def seek(self, iteration: int) -> None:
-        """Make `iteration` the next one."""
-        self._position = validation.integer("iteration", iteration, at_least=0, at_most=self.iterations)
+    def seek(self, step: int) -> None:
+        """Make `step` the next one."""
+        self._position = validation.integer("step", step, at_least=0, at_most=self.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain values and one array. It is as secret as the data."""
+        """The state as plain values. It is as secret as the data."""
         return {
             "format": FORMAT,
             "size": self.size,
             "batching": description(self.batching),
             "source": self._source.name,
             "key": self._source.key.hex(),
-            "bins": self._bins.copy(),
-            "digest": _digest(self._bins),
+            "digest": self._digest(),
             "position": self._position,
         }
+
+    def _digest(self) -> str:
+        """A digest of the first draw, which shows whether libraries still draw the batches of a checkpoint."""
+        return hashlib.sha256(self._bins(0).astype("<u8").tobytes()).hexdigest()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state of the same batching and number of records. Rank and world size stay.
@@ -159,8 +194,7 @@ class BallsInBinsSampler:
         """
         try:
             format_, size, batching, position = (state[n] for n in ("format", "size", "batching", "position"))
-            bins, source, key, digest = np.asarray(state["bins"]), state["source"], state["key"], state["digest"]
-            key = bytes.fromhex(key)
+            source, key, digest = state["source"], bytes.fromhex(state["key"]), state["digest"]
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 "state", f"must be one that state_dict() returned: {type(error).__name__} {error}"
@@ -172,14 +206,19 @@ class BallsInBinsSampler:
         mine = description(self.batching)
         if size != self.size or batching != mine:
             raise ArgumentError("state", f"must be of {self.size} records and {mine}, got {size} and {batching}")
-        b = self.batching.batches_per_epoch
-        if bins.shape != (self.size,) or bins.dtype.kind != "u" or bins.max() >= b or _digest(bins) != digest:
-            raise ArgumentError("state", "must hold the bins it was saved with, these were changed")
-        at = validation.integer("position", position, at_least=0, at_most=self.iterations)
-        self._source = SOURCES[source](key)
-        self._set_bins(bins.astype(np.int64))
+        at = validation.integer("position", position, at_least=0, at_most=self.steps)
+        before = self._source
+        self._use(SOURCES[source](key))
+        if self._digest() != digest:
+            self._use(before)
+            raise ArgumentError("state", "must be continued with the generator that made it; this version differs")
         self._position = at
 
 
-def _digest(bins: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(bins.astype("<u8").tobytes()).hexdigest()
+def _groups(source: Source, size: int, groups: int) -> IndexArray:
+    """The group of every record: each run of `groups` consecutive records is spread over all groups at random."""
+    if groups == 1:
+        return np.zeros(size, dtype=np.int64)
+    runs = -(-size // groups)
+    drawn = source.integers(GROUPS, 2**62, runs * groups).reshape(runs, groups)
+    return np.argsort(drawn, axis=1, kind="stable").ravel()[:size].astype(np.int64)

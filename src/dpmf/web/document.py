@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 from dpmf._version import __version__
+from dpmf.attacks import TradeOff
 from dpmf.formatting import given, lower, upper
 from dpmf.web import recipe
 from dpmf.web.request import Request
@@ -45,13 +46,14 @@ _CAPTIONS = {
 }
 
 
-def html(view: View, request: Request, pictures: Mapping[str, str]) -> str:
+def html(view: View, request: Request, pictures: Mapping[str, str], attacks: TradeOff | None = None) -> str:
     """Return the whole file.
 
     Args:
       view: what is shown.
       request: what was asked for; it gives the lines of Python and shell.
       pictures: the drawings that `pictures.drawn` returned for the view.
+      attacks: what any attack can achieve, for a table of its own.
     """
     target = f"({given(view.epsilon)}, {given(view.delta)})-DP"
     relation = "a record added or removed" if view.direction == "both" else f"the {view.direction} direction only"
@@ -94,7 +96,7 @@ balls-in-bins.</p>
 <div class="pictures">
 {figures}
 </div>
-<h2>The same in Python</h2>
+{_attacks(attacks)}<h2>The same in Python</h2>
 <pre>{escape(recipe.python(request, used, view.curve_noise))}</pre>
 <h2>The same from the shell</h2>
 <pre>{escape(recipe.shell(request, used))}</pre>
@@ -102,3 +104,12 @@ balls-in-bins.</p>
 </body>
 </html>
 """
+
+
+def _attacks(found: TradeOff | None) -> str:
+    """Return the section on what any attack can achieve, if it was computed."""
+    if found is None:
+        return ""
+    rows = "\n".join(f'<tr><td>{escape(name)}</td><td class="number">{value}</td></tr>' for name, value in found.rows())
+    sigma = given(found.noise_multiplier)
+    return f"<h2>What any attack can achieve, at noise multiplier {sigma}</h2>\n<table>\n{rows}\n</table>\n"

@@ -16,6 +16,7 @@ from command_line import run
 import dpmf
 
 SMALL = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "10"]
+TINY = [*SMALL[:-1], "3"]  # for accountants that take long
 
 
 def answer(*arguments: str) -> dict:
@@ -51,9 +52,9 @@ def test_epsilon_and_delta_answer_each_other(mechanism: dpmf.Mechanism) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("calibrate", *SMALL, "--epsilon", "2", "--delta", "1e-5"),
-        ("epsilon", *SMALL, "--noise-multiplier", "3", "--delta", "1e-5"),
-        ("delta", *SMALL, "--noise-multiplier", "3", "--epsilon", "1"),
+        ("calibrate", *TINY, "--epsilon", "2", "--delta", "1e-5"),
+        ("epsilon", *TINY, "--noise-multiplier", "3", "--delta", "1e-5"),
+        ("delta", *TINY, "--noise-multiplier", "3", "--epsilon", "1"),
         ("compare", *SMALL, "--delta", "1e-5", "--epsilon", "2,4", "--accountant", "renyi"),
         ("strategies",),
     ],
@@ -102,19 +103,19 @@ def test_files_and_cut_off_epochs(tmp_path: Path) -> None:
     coefficients = tmp_path / "c.csv"
     coefficients.write_text("1, 0.5\n")
     matrix = tmp_path / "c.npy"
-    np.save(matrix, dpmf.strategies.bsr(2).matrix(18))
-    common = (
+    np.save(matrix, dpmf.strategies.bsr(2).matrix(8))
+    common = [
         "--epochs",
         "2",
         "--batches-per-epoch",
-        "10",
+        "5",
         "--iterations",
-        "18",
+        "8",
         "--noise-multiplier",
         "2",
         "--epsilon",
         "1",
-    )
+    ]
     answers = {
         answer("delta", "--strategy", "coefficients", "--file", str(coefficients), *common)["delta"],
         answer("delta", "--strategy", "bsr", "--bandwidth", "2", *common)["delta"],
@@ -271,7 +272,7 @@ def test_what_is_worked_on_is_told_to_whoever_listens():
     import dpmf
     from dpmf import progress
 
-    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(1, 6))
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(1, 3))
     heard: list[str] = []
     with progress.listening(heard.append):
         for accountant in ("best", "auto"):
@@ -282,3 +283,41 @@ def test_what_is_worked_on_is_told_to_whoever_listens():
     known = len(heard)
     dpmf.delta(mechanism, noise_multiplier=2.0, epsilon=1.0)
     assert len(heard) == known
+
+
+# --- batchings -------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_stand_for_batches_and_what_was_derived_is_said() -> None:
+    sizes = ["--strategy", "dpsgd", "--epochs", "2", "--dataset-size", "950", "--batch-size", "100"]
+    done = run("delta", *sizes, "--batching", "reshuffled", "--noise-multiplier", "1", "--epsilon", "2", "--no-lower")
+    assert done.returncode == 0, done.stderr
+    assert "10 batches per epoch, of 95 records on average" in done.stderr
+    assert "k=2, b=10, reshuffled" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "2"], "--batches-per-epoch must be given"),
+        (["--epochs", "2", "--dataset-size", "10"], "--batches-per-epoch must be given"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batch-size", "2"], "--batches-per-epoch must be left out"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "shuffled"], "--batching must be one of"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--gap", "2"], "--gap applies only"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "cyclic", "--stride", "3"], "--stride must be a"),
+        (["--epochs", "3", "--batches-per-epoch", "4", "--batching", "reshuffled", "--rethrow-every", "2"],
+         "--rethrow-every must be a divisor"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "poisson", "--strategy", "bsr", "--bandwidth",
+          "2"], "cyclic Poisson of a period of at least 2"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "poisson", "--accountant", "chain"],
+         "--accountant must be"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "reshuffled", "--accountant", "monte-carlo"],
+         "--accountant must be one that gives guaranteed bounds"),
+    ],
+)  # fmt: skip
+def test_bad_batchings_are_one_line(arguments: list[str], message: str) -> None:
+    strategy = [] if "--strategy" in arguments else ["--strategy", "dpsgd"]
+    done = run("delta", *strategy, *arguments, "--noise-multiplier", "1", "--epsilon", "2")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert message in done.stderr

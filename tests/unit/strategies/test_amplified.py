@@ -25,6 +25,7 @@ FAMILIES: list[Family] = [
     _families.Banded(N, N),
     _families.Power(N, N),
     _families.Buffered(N, 3),
+    _families.Buffered(N, 1, 7),
     _families.BandedInverse(N, 5),
     _families.BandedInverse(N, 38),
 ]
@@ -170,7 +171,7 @@ def test_families_with_fixed_bins(options: dict[str, object], monkeypatch: pytes
         (BallsInBins(2, 9), {"family": "inverse"}, "bandwidth must be given for family inverse"),
         (BallsInBins(2, 9), {"family": "toeplitz", "bandwidth": 2}, "bandwidth does not apply to family toeplitz"),
         (BallsInBins(2, 9), {"family": "banded", "buffers": 2}, "buffers applies only to family blt"),
-        (reshuffled(2, 9), {}, "family must be banded or power, with a bandwidth of at most 9"),
+        (reshuffled(2, 9), {}, "family must be banded, power, geometric, with a bandwidth of at most 9"),
         (reshuffled(2, 9, gap=1), {"bandwidth": 3}, r"bandwidth must be at most gap \+ 1 = 2, got 3"),
         (Poisson(2, 9, 3), {"bandwidth": 4}, "bandwidth must be at most the period 3"),
         ("fixed", {}, "batching must be a BallsInBins or a Poisson"),

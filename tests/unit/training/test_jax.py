@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,15 @@ def rows(name: str, size: int, steps: int = N, **options: Any) -> np.ndarray:
     return np.stack(out).astype(np.float64)
 
 
+@cache
+def white_rows() -> np.ndarray:
+    """Streamed noise draws the same normals whatever the matrix."""
+    return rows("dpsgd", 50)
+
+
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "matrix"])
 def test_rows_are_those_of_the_dense_product(name: str) -> None:
-    z = rows("dpsgd", 50)  # streamed noise draws the same normals whatever the matrix
+    z = white_rows()
     dense = np.linalg.solve(STRATEGIES[name].matrix(N), z)
     np.testing.assert_allclose(rows(name, 50), dense, atol=1e-5)
 
@@ -189,10 +196,15 @@ def test_noise_restored_without_its_batches_is_not_the_mechanism(tmp_path: Path)
     assert any("took part" in line for line in audit(trace, run.mechanism))
 
 
+@cache
+def uninterrupted(name: str) -> Trace:
+    return Trace().train(begin(name), N)
+
+
 @pytest.mark.parametrize("name", ["dpsgd", "bsr", "bisr", "blt", "matrix"])
 @pytest.mark.parametrize("stop", [0, 4, N])
 def test_a_resumed_run_is_the_same_run(name: str, stop: int, tmp_path: Path) -> None:
-    whole = Trace().train(begin(name), N)
+    whole = uninterrupted(name)
     first = begin(name)
     trace = Trace()
     if stop:

@@ -21,7 +21,7 @@ from private_runs import N, linear, private, step, train, weights, with_workers
 
 import dpmf
 from dpmf.errors import TrainingError
-from dpmf.training import BallsInBinsSampler, NoiseStream, PrivateTraining
+from dpmf.training import BatchSampler, NoiseStream, PrivateTraining
 from dpmf.training._resumable import Resumable
 from dpmf.training.journal import Journal
 
@@ -285,7 +285,7 @@ class Plain(Resumable):
     def __init__(self, slope: float = 0.1) -> None:
         self.mechanism, self.noise_multiplier, self.slope = MECHANISM, 1.0, slope
         self.noise = NoiseStream(MECHANISM, [(500,)], seed=1)
-        self.sampler = BallsInBinsSampler(100, MECHANISM, seed=1)
+        self.sampler = BatchSampler(100, MECHANISM, seed=1)
         self.journal = Journal()
         self.model = np.zeros(500, dtype=np.float32)
 

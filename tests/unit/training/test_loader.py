@@ -17,7 +17,7 @@ from private_runs import RECORDS, N, dataset, linear, private, step, train, weig
 
 import dpmf
 from dpmf.errors import TrainingError
-from dpmf.training import BallsInBinsSampler, PrivateTraining
+from dpmf.training import BatchSampler, PrivateTraining
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
@@ -165,7 +165,7 @@ def test_two_iterations_at_once() -> None:
 
 def test_a_new_iteration_begins_where_training_is() -> None:
     at = 0
-    sampler = BallsInBinsSampler(30, dpmf.BallsInBins(2, 5), seed=1)
+    sampler = BatchSampler(30, dpmf.BallsInBins(2, 5), seed=1)
     batches = NumberedBatches(sampler, lambda: at)
     records = NumberedDataset(list(range(30)), 30, b"")
 
@@ -180,7 +180,7 @@ def test_a_new_iteration_begins_where_training_is() -> None:
     at = 5
     assert seen() == [(t + 5, content) for t, content in looked_at]
     at = 10
-    with pytest.raises(TrainingError, match="all 10 iterations"):
+    with pytest.raises(TrainingError, match="all 10 steps"):
         seen()
 
 
@@ -200,7 +200,7 @@ def test_augmentation_in_workers_is_a_function_of_the_batch() -> None:
     def drawn(workers: int, start: int = 0) -> list[Any]:
         run = private(model=torch.nn.Linear(4, 1), data=Noisy(), **with_workers(workers))
         for _ in range(start):
-            run.noise.skip()
+            run.noise.next()
         return [batch.tolist() for batch in run.data_loader]
 
     one = drawn(1)

@@ -16,7 +16,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import Strategy
 from dpmf.strategies.streaming import how_to_stream
 from dpmf.strategies.unamplified import BLT
-from dpmf.training import NoiseStream
+from dpmf.training import NoiseStream, _backends
 from dpmf.training._sources import make_source
 
 N = 24
@@ -102,15 +102,10 @@ def test_rows_are_those_of_the_dense_product(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_pieces_make_no_difference_to_the_recurrence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpmf.training import _backends
-
+def test_pieces_make_no_difference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rows_of(stream(STRATEGIES[name][0]))
     monkeypatch.setattr(_backends, "CHUNK", 4)
-    monkeypatch.setattr(_backends.NumpyBackend, "chunk", 4)
-    noise = stream(STRATEGIES[name][0])
-    z = normals()
-    dense = np.linalg.solve(noise.mechanism.strategy.matrix(N), z)
-    np.testing.assert_allclose(rows_of(noise), dense, atol=1e-11 * np.abs(dense).max(), rtol=0)
+    assert np.array_equal(rows_of(stream(STRATEGIES[name][0])), whole)
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "bsr4", "bisr4", "blt2", "full matrix"])
@@ -134,7 +129,7 @@ def test_the_noise_has_the_covariance_accounted_for(name: str, source: str) -> N
 @pytest.mark.parametrize("source", ["fast", "secure"])
 def test_tails_are_normal(source: str) -> None:
     out = np.empty(2_000_000)
-    make_source(source, 5).normals(1, 0, 0, 0, out)
+    make_source(source, 5).normals(1, 0, 0, (np.array([0]), np.array([len(out)])), out)
     for threshold in (3.0, 4.0, 4.5):
         expected = len(out) * 2 * stats.norm.sf(threshold)
         assert abs(np.sum(np.abs(out) > threshold) - expected) < 5 * expected**0.5
@@ -144,9 +139,9 @@ def test_places_do_not_share_normals() -> None:
     for source in ("fast", "secure"):
         made = []
         keyed = make_source(source, 1)
-        for place in itertools.product((1, 2), (0, 1, 2**32), (0, 1), (0, 1)):
+        for *place, start in itertools.product((1, 2), (0, 1, 2**32), (0, 1), (0, 50, 2**40)):
             out = np.empty(50)
-            keyed.normals(*place, out)
+            keyed.normals(*place, (np.array([start]), np.array([50])), out)
             made.append(out)
         values = np.concatenate(made)
         assert len(np.unique(values)) == len(values)
@@ -175,7 +170,7 @@ def test_memory_is_p_minus_one_models() -> None:
         noise = stream(strategy, shapes=[(size,)], dtype="float32")
         noise.next()
         assert noise.state_bytes == copies * size * 4
-        assert sum(kept.nbytes for arrays in noise._past for kept in arrays) == copies * size * 4
+        assert sum(kept.nbytes for kept in noise._past) == copies * size * 4
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -188,13 +183,11 @@ def test_no_step_past_the_last_iteration() -> None:
     noise = stream(strategies.bsr(2))
     rows_of(noise)
     for _ in range(2):
-        with pytest.raises(TrainingError, match="all 24 iterations"):
+        with pytest.raises(TrainingError, match="all 24 steps"):
             noise.next()
-    with pytest.raises(TrainingError, match="all 24 iterations"):
-        noise.skip()
     restored = stream(strategies.bsr(2))
     restored.load_state_dict(noise.state_dict())
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         restored.next()
 
 
@@ -226,15 +219,15 @@ GOOD = stream(strategies.bsr(3)).state_dict()
     ("change", "message"),
     [
         ({"strategy": "0" * 64}, "its matrix C is another"),
-        ({"iterations": 25}, "its iterations is another"),
+        ({"batching": {}}, "its batching is another"),
         ({"shapes": [[1]]}, "its shapes is another"),
         ({"dtype": "float32"}, "its dtype is another"),
-        ({"format": 0}, "its format is another"),
+        ({"format": 1}, "must have format 3, but its format is 1: another version of dpmf wrote it"),
         ({"probe": "0"}, "generator"),
         ({"generator": "torch cuda"}, "generator"),
         ({"step": N + 1}, "step must be at most 24"),
         ({"past": []}, "past of every parameter"),
-        ({"past": [[a[:-1] for a in arrays] for arrays in GOOD["past"]]}, "past of every parameter"),
+        ({"past": [rows[:, :-1] for rows in GOOD["past"]]}, "past of every parameter"),
         ({"source": "dice"}, "source among fast, secure"),
         ({"key": 5}, "state must be one that state_dict"),
     ],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 import pickle
-import socket
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +27,7 @@ from private_runs import (
     weights,
     with_workers,
 )
+from waiting import until
 
 import dpmf
 from dpmf.errors import ArgumentError, MissingExtraError, TrainingError
@@ -49,7 +50,7 @@ def test_one_call_trains_with_the_target_met() -> None:
     assert run.get_epsilon(1e-4) == run.privacy_engine.get_epsilon(1e-4) == 4.0
     exact = dpmf.epsilon(MECHANISM, noise_multiplier=run.noise_multiplier, delta=1e-6, accountant="renyi").epsilon
     assert run.get_epsilon(1e-6) == exact > 4.0
-    with pytest.raises(TrainingError, match="all 24 iterations"):
+    with pytest.raises(TrainingError, match="all 24 steps"):
         train(run, 1)
     run.optimizer.zero_grad()
 
@@ -346,10 +347,16 @@ def test_a_pickle_is_not_a_checkpoint(tmp_path: Path) -> None:
 # Several processes.
 
 
-def _process(rank: int, world: int, port: int, directory: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+LONGEST = datetime.timedelta(minutes=2)  # for hangs only
+
+
+def _process(rank: int, world: int, directory: str) -> None:
+    # The ranks meet in a file, because a free port may be taken by somebody else before rank 0 listens on it. They talk
+    # over the loopback interface, which needs no name to be looked up. And none of them waits for ever for another.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = torch.distributed.FileStore(f"{directory}/meeting", world)
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=LONGEST)
     torch.manual_seed(rank)  # processes that begin differently must end the same
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
     if rank == 0:
@@ -385,13 +392,30 @@ def _process(rank: int, world: int, port: int, directory: str) -> None:
         train(run, N - 14, loader)
     np.save(Path(directory) / f"{rank}.npy", weights(run))
     torch.distributed.destroy_process_group()
+    if rank > 0:
+        return
+    # One rank alone goes on from what two have saved, with the same batches and the same noise.
+    assert len(list(Path(directory).glob("checkpoint.*.part"))) == 2
+    store = torch.distributed.FileStore(str(Path(directory) / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    alone = private(model=DPDDP(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))), seed=99)
+    alone.load(Path(directory) / "checkpoint", allow_second_continuation=True)
+    train(alone, N - 10)
+    np.testing.assert_allclose(weights(alone), weights(run), atol=1e-5)
+    alone.save(Path(directory) / "checkpoint")
+    assert not list(Path(directory).glob("checkpoint.*.part"))
+    torch.distributed.destroy_process_group()
 
 
 def test_two_processes_add_the_noise_once(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(_process, (2, port, str(tmp_path)), nprocs=2, start_method="spawn")
+    ranks = torch.multiprocessing.start_processes(
+        _process, (2, str(tmp_path)), nprocs=2, start_method="spawn", join=False
+    )
+    try:
+        until(lambda: ranks.join(timeout=1.0), 2 * LONGEST.total_seconds())  # raises what a rank has raised
+    finally:
+        for process in ranks.processes:
+            process.kill()
     first, second = (np.load(tmp_path / f"{rank}.npy") for rank in (0, 1))
     assert np.array_equal(first, second)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))

@@ -11,6 +11,7 @@ import pytest
 
 import dpmf
 from dpmf import cli, formatting
+from dpmf.accountants import Best, Gaussian, Renyi
 from dpmf.web.document import html
 from dpmf.web.pictures import drawn
 from dpmf.web.recipe import shell
@@ -73,6 +74,10 @@ def test_the_numbers_are_those_of_the_api(written: str) -> None:
         assert printed == formatting.upper(found.noise_multiplier)
         assert float(printed) >= found.noise_multiplier
     assert cells[cells.index("lower bound") + 1] == formatting.lower(found.lower)
+    curve = dpmf.tradeoff(
+        mechanism, noise_multiplier=found.noise_multiplier, accountant=Best(accountants=(Gaussian(), Renyi()))
+    )
+    assert cells[cells.index("μ (Gaussian DP, up to 1e-09)") + 1] == formatting.upper(curve.mu, 4)
     assert "BSR(p=2), k=1, b=12" in written
     assert "dpmf report " + " ".join(MECHANISM) in written
     assert "dpmf.strategies.bsr(bandwidth=2)" in written

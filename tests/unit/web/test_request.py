@@ -92,3 +92,33 @@ def test_the_product_of_epochs_and_batches_is_bounded() -> None:
     request, problems = parse({**GOOD, "epochs": "1000", "batches_per_epoch": "2000"})
     assert request is None
     assert f"at most {limits.MOST_ITERATIONS}" in problems["epochs"]
+
+
+@pytest.mark.parametrize(
+    ("batching", "name"),
+    [
+        ({"batching": "reshuffled"}, "k=2, b=30, reshuffled, gap 3"),
+        ({"batching": "reshuffled", "rethrow_every": "2"}, "k=2, b=30"),
+        ({"batching": "cyclic"}, "k=2, b=30, reshuffled, gap 3, stride 5"),
+        ({"batching": "cyclic-poisson", "stride": "6"}, "k=2, b=30, cyclic Poisson of period 6"),
+    ],
+)
+def test_a_batching_can_be_chosen(batching: dict[str, str], name: str) -> None:
+    request, problems = parse({**GOOD, **batching})
+    assert problems == {}
+    assert request.mechanism().name == f"BSR(p=4), {name}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "field"),
+    [
+        ({"batching": "shuffled"}, "batching"),
+        ({"batching": "poisson"}, "batching"),
+        ({"batching": "reshuffled", "stride": "7"}, "stride"),
+        ({"batching": "reshuffled", "rethrow_every": "3"}, "rethrow_every"),
+    ],
+)
+def test_a_batching_that_does_not_fit_is_said_at_its_field(typed: dict[str, str], field: str) -> None:
+    request, problems = parse({**GOOD, **typed})
+    assert request is None
+    assert list(problems) == [field]

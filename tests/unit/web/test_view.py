@@ -58,7 +58,7 @@ def test_views_grow_and_say_what_is_next() -> None:
 
 
 def test_a_calibration_that_ran_out_of_time_says_so() -> None:
-    request = Request("bsr", 1, 10, 2.0, 1e-5, bandwidth=2)
+    request = Request("bsr", 1, 4, 2.0, 1e-5, bandwidth=2)
     view = last_view(request, accountants=("renyi", "chain"), time_budget=1e-9)
     closed = dpmf.calibrate(request.mechanism(), target_epsilon=2.0, target_delta=1e-5, accountant="gaussian")
     for row in view.rows:

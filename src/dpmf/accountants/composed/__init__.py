@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, TypeVar
-
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from functools import cached_property, partial
+from typing import ClassVar, TypeVar
 
 from dpmf.accountants.composed.pair import Pairs
+from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least, Part
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Role
+from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
+from dpmf.loss.composition import Atoms, Composition
 from dpmf.loss.dominating_pair import DominatingPair
+from dpmf.loss.gaussian import gaussian_delta, least_epsilon
+from dpmf.loss.poisson import PoissonSample
+from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-# Proof constant: the relative error of dp_accounting's transforms (docs/theory/floating-point.md, assumptions).
-_FFT_ERROR = 8 * UNIT
-_LEAST_NOISE = 0.1  # Poisson sampling with less noise than this is answered with δ = 1
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class _Tuning:
     Attributes:
       spacing, rough_spacing: of the lattice of losses, as parts of the deviation of the composed loss.
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
+      closed: the same where the bounds are closed forms.
+      closed_spacing: their lattice, as a part of the deviation of one loss of many.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
       tail: the mass of losses that may count as infinite, where no target is known.
@@ -51,6 +52,8 @@ class _Tuning:
     rough_spacing: float = 2e-2
     fine: float = 0.002
     rough: float = 0.05
+    closed: float = 0.0005
+    closed_spacing: float = 0.05
     roughness: float = 1.2
     kept: int = 8
     tail: float = 1e-12
@@ -82,7 +85,9 @@ class Composed(Accountant):
 
         **Formal guarantees.** Every bound is at least the true δ(ε) of the composed dominating pairs. The pair of one
         throw dominates (`dominating_pair`), its composition dominates the composition (Zhu, Dong & Wang 2022), masses
-        that are cut off count as infinite losses, and what the transforms may lose is added.
+        that are cut off count as infinite losses, and what the transforms may lose is added. Where means of different
+        throws have products of up to S, those are raised to S, which is one Gaussian mechanism of sensitivity
+        √(T(T − 1)·S) composed with T independent throws. No amplification at all is a second bound.
         """
         name = self.accountant.name
         if isinstance(mechanism.batching, BallsInBins) and mechanism.batching.throws == 1:
@@ -91,7 +96,10 @@ class Composed(Accountant):
             bound: PreparedAccountant = _PoissonSamples(name, mechanism)
         else:
             bound = _Throws(name, mechanism, self.accountant)
-        return Least(name, mechanism, [Part(name, lambda: (bound,))])
+        whole = Gaussian()
+        return Least(
+            name, mechanism, [Part(name, lambda: (bound,)), Part(whole.name, lambda: (whole.prepare(mechanism),))]
+        )
 
 
 class _FromDistribution(PreparedAccountant):
@@ -99,15 +107,15 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, Direction, float, bool], Any] = OrderedDict()
+        self._known: OrderedDict[tuple[float, Direction, float, bool], Composition] = OrderedDict()
 
-    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
-        """The composed loss distribution, as dp_accounting holds it; about `tail` of it may count as infinite."""
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
+        """The composed loss; about `tail` of it may count as infinite."""
         raise NotImplementedError
 
     def _losses(
         self, noise_multiplier: float, direction: Direction, target_delta: float | None, rough: bool = False
-    ) -> Any:
+    ) -> Composition:
         tail = _TUNING.tail if target_delta is None else max(_TUNING.tail_share * target_delta, _TUNING.least_tail)
         return _remembered(
             self._known,
@@ -118,21 +126,19 @@ class _FromDistribution(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        return Evaluation(_delta(self._losses(noise_multiplier, direction, target_delta), epsilon), self._details())
+        value = self._losses(noise_multiplier, direction, target_delta).delta(epsilon)
+        return Evaluation(value, {"throws": self.mechanism.batching.throws})
 
     def rough_delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(_delta(self._losses(noise_multiplier, direction, target_delta, rough=True), epsilon))
+        return Evaluation(self._losses(noise_multiplier, direction, target_delta, rough=True).delta(epsilon))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         losses = self._losses(noise_multiplier, direction, None)
-        return [_delta(losses, epsilon) for epsilon in epsilons]
-
-    def _details(self) -> dict[str, Any]:
-        return {"throws": self.mechanism.batching.throws}
+        return [losses.delta(epsilon) for epsilon in epsilons]
 
 
 def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
@@ -144,17 +150,6 @@ def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
     return known[key]
 
 
-def _delta(losses: Any, epsilon: float) -> float:
-    """δ(ε) of a composed distribution, and what its transforms may have lost.
-
-    A transform of n numbers has an error of at most 8u·log₂ n of its norm; the masses have a norm of at most 1, and a
-    sum over n of them at most √n times the norm of the error.
-    """
-    size = max(float(losses.size), 2.0)
-    error = _FFT_ERROR * math.log2(size) * math.sqrt(size)
-    return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) * (1 + 64 * UNIT) + error)
-
-
 class _Throws(_FromDistribution):
     """Throws of balls into bins."""
 
@@ -164,62 +159,65 @@ class _Throws(_FromDistribution):
         super().__init__(name, mechanism)
         self._accountant = accountant
         self._throws = mechanism.batching.throws
-        self._pairs: OrderedDict[tuple[float, float, bool], DominatingPair] = OrderedDict()
+        self._pairs: OrderedDict[tuple[float, float, bool], tuple[DominatingPair, ...]] = OrderedDict()
 
     @cached_property
     def _one_throw(self) -> Pairs:
         return Pairs(Least.of(self._accountant.prepare(self.mechanism.throw)))
 
-    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
-        pair = _remembered(
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
+        pairs = _remembered(
             self._pairs, (noise_multiplier, tail, rough), lambda: self._pair(noise_multiplier, tail, rough)
         )
-        sign, masses, infinite = 1, pair.upper, pair.upper_only
-        if direction == "add":
-            sign, masses, infinite = -1, pair.lower, pair.lower_only
-        atoms = {sign * int(i): float(mass) for i, mass in zip(pair.losses, masses, strict=True)}
-        composed = pld_pmf.create_pmf(atoms, pair.interval, infinite, True).self_compose(self._throws)
-        shared = self._throws * math.sqrt(self.mechanism.product_between_throws) / noise_multiplier * (1 + 8 * UNIT)
-        if shared > 0:
-            gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-                1.0, sensitivity=shared, value_discretization_interval=pair.interval
-            )
-            composed = composed.compose(gaussian._pmf_remove)  # it is the same in both directions
-        return composed
+        counts = (self._throws, 1)
+        return Composition([(Atoms.of(pair, direction), n) for pair, n in zip(pairs, counts, strict=False)])
 
-    def _pair(self, noise_multiplier: float, tail: float, rough: bool) -> DominatingPair:
-        throw = self.mechanism.throw
-        variance = throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
+    def _pair(self, noise_multiplier: float, tail: float, rough: bool) -> tuple[DominatingPair, ...]:
+        """The pair of one throw, and that of what all throws have in common, if there is anything."""
+        throw, throws = self.mechanism.throw, self._throws
+        variance = throws * throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
+        between = throws * (throws - 1) * self.mechanism.product_between_throws
+        shared = math.sqrt(between) / noise_multiplier * (1 + 8 * UNIT)
         share = _TUNING.rough if rough else _TUNING.fine
         spacing = _TUNING.rough_spacing if rough else _TUNING.spacing
-        interval = _lattice(spacing, variance, self._throws)
-        each = tail / self._throws
-        return self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=each)
+        interval = _lattice(spacing * math.sqrt(variance + shared**2))
+        pair = self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=tail / throws)
+        if shared == 0:
+            return (pair,)
+        gaussian = partial(gaussian_delta, shared)
+        return pair, _closed_pair(interval, {"remove": gaussian, "add": gaussian}, share, tail)
 
 
-def _lattice(spacing: float, variance: float, throws: int) -> float:
-    """A spacing of losses: a power of two near a part of the deviation of the composed loss.
+def _lattice(spacing: float) -> float:
+    """A spacing of losses, as a power of two and within reason."""
+    return 2.0 ** round(math.log2(min(max(spacing, 1e-7), 1.0)))
 
-    `variance` is about that of the loss of one throw.
-    """
-    deviation = math.sqrt(throws * variance)
-    return 2.0 ** round(math.log2(spacing * min(max(deviation, 1e-3), 1e3)))
+
+def _closed_pair(
+    interval: float, deltas: Mapping[str, Callable[[float], float]], share: float, tail: float
+) -> DominatingPair:
+    """The pair of profiles that have closed forms, which are upper bounds."""
+    profiles: dict[str, Profile] = {way: partial(_asked, delta) for way, delta in deltas.items()}
+    largest = {way: least_epsilon(delta, tail) for way, delta in deltas.items()}
+    return ProfilePoints(interval, profiles, largest, tail).refine(share)
+
+
+def _asked(delta: Callable[[float], float], epsilons: Sequence[float], _: bool) -> list[float]:
+    return [delta(epsilon) for epsilon in epsilons]
 
 
 class _PoissonSamples(_FromDistribution):
-    """Iterations of a Gaussian mechanism on Poisson samples, by dp_accounting."""
+    """Iterations of a Gaussian mechanism on Poisson samples: the profile of one of them has a closed form."""
 
     cheap = True
 
-    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Any:
+    def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
         norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
-        sigma, rate = noise_multiplier / norm * (1 - 8 * UNIT), batching.sampling_rate
-        if sigma < _LEAST_NOISE:
-            return pld_pmf.create_pmf({}, 1.0, 1.0, True)
-        interval = _lattice(_TUNING.spacing, rate**2 * math.expm1(sigma**-2), batching.throws)
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma, sampling_prob=rate, value_discretization_interval=interval
-        )
-        return (one._pmf_remove if direction == "remove" else one._pmf_add).self_compose(batching.throws)
+        sampled = PoissonSample(norm / noise_multiplier * (1 + 8 * UNIT), batching.sampling_rate)
+        deviation = sampled.rate * math.sqrt(math.expm1(min(sampled.sensitivity**2, 100.0)))
+        spacing = min(_TUNING.spacing * math.sqrt(batching.throws), _TUNING.closed_spacing)
+        ways: dict[str, Callable[[float], float]] = {way: partial(sampled.delta, direction=way) for way in DIRECTIONS}
+        pair = _closed_pair(_lattice(spacing * deviation), ways, _TUNING.closed, tail / batching.throws)
+        return Composition([(Atoms.of(pair, direction), batching.throws)])

@@ -70,6 +70,15 @@ class Pairs:
         **Formal guarantees.** That of `dominating_pair`: the δ of the result is at least that of the mechanism, at
         every real ε and in both directions, because every value it is made from is an upper bound.
         """
+        return self.points(noise_multiplier, interval, rough=rough, tail=tail).refine(tolerance)
+
+    def points(
+        self, noise_multiplier: float, interval: float, *, rough: bool = False, tail: float = 1e-14
+    ) -> ProfilePoints:
+        """Bounds on δ(ε) at first points, in both directions, which can be refined. The arguments are those of `at`.
+
+        **Formal guarantees.** Every value is an upper bound on δ of its direction at its ε.
+        """
         prepared = self._prepared
         parts = prepared.parts
         if any(part.name == "chain" for part in parts):
@@ -84,7 +93,7 @@ class Pairs:
             largest[direction] = self._where_small(bounds, noise_multiplier, tail, limit, direction)
             chosen = self._best(bounds, noise_multiplier, largest[direction], tail, direction)
             profiles[direction] = _profile(chosen, noise_multiplier, direction, only_rough=rough)
-        return ProfilePoints(interval, profiles, largest, tail).refine(tolerance)
+        return ProfilePoints(interval, profiles, largest, tail)
 
     def _known(self, noise_multiplier: float, direction: Direction) -> list[PreparedAccountant]:
         """The best bounds, where they were found at a σ nearby."""

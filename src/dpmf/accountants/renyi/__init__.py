@@ -13,6 +13,7 @@ docs/theory/renyi.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +26,7 @@ from dpmf.accountants.renyi._moments import tables_of
 from dpmf.accountants.renyi.orders import IntegerOrders, MomentTable, RealOrders
 from dpmf.gram.bands import cyclic_bandwidth
 from dpmf.mechanism import Mechanism
-from dpmf.numerics import Array
+from dpmf.numerics import UNIT, Array
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,27 @@ class Renyi(Accountant):
         order = validation.integer("order", order, at_least=2)
         found = [table.log_moments(sigma, order)[2 : order + 1] for table in self._tables(mechanism.gram_upper())]
         return np.asarray(np.min(found, axis=0) / np.arange(1, order))
+
+    def curve(
+        self, mechanism: Mechanism, noise_multiplier: float, orders: Sequence[int], direction: Direction
+    ) -> dict[int, float]:
+        """Upper bounds on the Rényi divergence of a direction at integer orders, as far as the work budget goes.
+
+        **Formal guarantees.** Those of `prepare`. Orders beyond what the work budget affords get the closed forms,
+        which are bounds at every order.
+        """
+        bounds = self._bounds(mechanism)
+        found = dict.fromkeys(orders, math.inf)
+        for bound in bounds:
+            if isinstance(bound, RealOrders):
+                for order in orders:
+                    found[order] = min(found[order], bound.divergence(noise_multiplier, order, direction))
+            elif direction == "remove" and isinstance(bound, IntegerOrders):
+                affordable = [order for order in orders if order <= bound.most_orders()]
+                moments = bound.log_moments(noise_multiplier, max(affordable)) if affordable else ()
+                for order in affordable:
+                    found[order] = min(found[order], float(moments[order]) / (order - 1) * (1 + 4 * UNIT))
+        return found
 
     def _tables(self, gram: Array) -> list[MomentTable]:
         """The widest truncation first: it is the tightest that can afford the orders a target needs."""

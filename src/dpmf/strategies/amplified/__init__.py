@@ -8,7 +8,6 @@ strategy. Results are cached on disk (see `cache`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,11 +26,12 @@ if TYPE_CHECKING:
     from dpmf.batching import Batching
     from dpmf.workloads import Workload
 
-FAMILIES = ("toeplitz", "banded", "power", "inverse", "blt")
+FAMILIES = ("toeplitz", "banded", "power", "geometric", "inverse", "blt")
 _VERSION = 1  # to be raised whenever the search gives other numbers
 _MAX_BINS = 2048  # of more bins only so many are sampled; the best coefficients hardly depend on their number
 _MAX_BUFFERS = 15
-_NAMES = {"toeplitz": "Toeplitz", "banded": "banded", "power": "power", "inverse": "banded inverse", "blt": "BLT"}
+_BANDED = ("banded", "power", "geometric")
+_NAMES = {"toeplitz": "Toeplitz", "inverse": "banded inverse", "blt": "BLT"}
 
 
 class SampledError(NamedTuple):
@@ -66,7 +66,9 @@ class _Amplified(ToeplitzStrategy):
     @property
     def name(self) -> str:
         size = f"{'d' if self.family == 'blt' else 'p'}={self.size}"
-        return f"optimised {_NAMES[self.family]}" + ("" if self.size == self.batching.iterations else f"({size})")
+        return f"optimised {_NAMES.get(self.family, self.family)}" + (
+            "" if self.size == self.batching.iterations else f"({size})"
+        )
 
     def check_iterations(self, iterations: int) -> None:
         if iterations > self.batching.iterations:
@@ -96,11 +98,7 @@ class _Amplified(ToeplitzStrategy):
         throw = _throw(self.batching)
         target = self.epsilon, self.delta
         start = None
-        make: Callable[[int, int], _families.Family] = {
-            "toeplitz": _families.Banded, "banded": _families.Banded, "power": _families.Power,
-            "inverse": _families.BandedInverse, "blt": _families.Buffered,
-        }[self.family]  # fmt: skip
-        family = make(n, self.size)
+        family = _family(self.family, n, self.size)
         if isinstance(family, _families.Banded) and self.size > 2:
             # Two parameters lead close to the best coefficients from anywhere.
             power = _families.Power(n, self.size)
@@ -108,7 +106,7 @@ class _Amplified(ToeplitzStrategy):
             start = family.parameters_of(column)
         found = search(family, throw, loss, target, start)
         values: cache.Values = {"estimate": np.array([found.noise_multiplier, found.error])}
-        if isinstance(family, _families.Buffered):
+        if isinstance(family, _families.Buffered) and self.family == "blt":
             values["buf_decay"], values["output_scale"] = family.parts(found.parameters)
         elif isinstance(family, _families.BandedInverse):
             values["noising_coef"] = family.noising(found.parameters)
@@ -119,7 +117,7 @@ class _Amplified(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class AmplifiedToeplitz(_Amplified):
-    """Toeplitz C with free coefficients, banded or not, or the power series (1 − λx)^(−a) cut off after p of them."""
+    """Toeplitz C with free coefficients, banded or not, or a series with two parameters, cut off after p."""
 
     def strategy_coef(self, iterations: int) -> Array:
         return pad_or_cut(self._values(iterations)["strategy_coef"], iterations)
@@ -160,7 +158,8 @@ def optimised(
       bandwidth: the bandwidth of C, or of C⁻¹ for family "inverse".
       buffers: the number of buffers of a BLT.
       family: "toeplitz" (any coefficients), "banded", "power" (the series (1 − λx)^(−a), cut off after `bandwidth`
-        coefficients), "inverse" (banded C⁻¹) or "blt"; by default what `bandwidth` or `buffers` suggest.
+        coefficients), "geometric" (1, s, sr, sr², ..., cut off likewise), "inverse" (banded C⁻¹) or "blt"; by default
+        what `bandwidth` or `buffers` suggest.
 
     All coefficients of C are non-negative. The search estimates σ by sampling; `dpmf.calibrate` finds one that is
     guaranteed.
@@ -183,6 +182,16 @@ def optimised(
     return AmplifiedBuffers(*fields) if family == "blt" else AmplifiedToeplitz(*fields)
 
 
+def _family(name: str, iterations: int, size: int) -> _families.Family:
+    if name == "blt":
+        return _families.Buffered(iterations, size)
+    if name == "geometric":
+        return _families.Buffered(iterations, 1, size)
+    if name == "inverse":
+        return _families.BandedInverse(iterations, size)
+    return _families.Power(iterations, size) if name == "power" else _families.Banded(iterations, size)
+
+
 def _target(target: Any) -> tuple[float, float]:
     try:
         epsilon, delta = target
@@ -199,7 +208,7 @@ def _size(family: str, bandwidth: int | None, buffers: int | None, batching: Bat
     if buffers is not None:
         raise ArgumentError("buffers", f"applies only to family blt, not to {family}")
     if bandwidth is None:
-        if family in ("banded", "inverse"):
+        if family in ("banded", "geometric", "inverse"):
             raise ArgumentError("bandwidth", f"must be given for family {family}")
         return batching.iterations
     if family == "toeplitz":
@@ -209,9 +218,9 @@ def _size(family: str, bandwidth: int | None, buffers: int | None, batching: Bat
 
 def _composed(batching: Batching, family: str, size: int) -> Batching:
     """Refuse what is not covered where a record is assigned anew, and fill in the gap."""
-    if family not in ("banded", "power") or size > batching.batches_per_epoch:
+    if family not in _BANDED or size > batching.batches_per_epoch:
         raise ArgumentError(
-            "family", f"must be banded or power, with a bandwidth of at most {batching.batches_per_epoch}, where "
+            "family", f"must be {', '.join(_BANDED)}, with a bandwidth of at most {batching.batches_per_epoch}, where "
             f"records are assigned anew ({batching.name}), got {family}",
         )  # fmt: skip
     period = getattr(batching, "period", None)

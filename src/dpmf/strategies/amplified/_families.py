@@ -139,14 +139,18 @@ class Power(Family):
 
 @dataclass
 class Buffered(Family):
-    """c_t = Σ_i s_i·r_i^(t−1), a BLT; the parameters are log s_i and log(r_i/(1 − r_i))."""
+    """c_t = Σ_i s_i·r_i^(t−1), a BLT; the parameters are log s_i and log(r_i/(1 − r_i)).
+
+    With a bandwidth p the coefficients are cut off after p of them.
+    """
 
     iterations: int
     buffers: int
+    p: int = 2**62
 
     @property
     def start(self) -> Array:
-        lives = np.geomspace(2.0, max(4.0, self.iterations / 2), self.buffers + 1)[:-1]
+        lives = np.geomspace(2.0, max(4.0, min(self.p, self.iterations) / 2), self.buffers + 1)[:-1]
         decay = np.exp(-1 / lives)
         weights = 0.5 * lives**-0.5
         weights *= 0.5 / weights.sum()
@@ -161,7 +165,9 @@ class Buffered(Family):
         return 1 / (1 + np.exp(-parameters[self.buffers :])), np.exp(parameters[: self.buffers])
 
     def _powers(self, decay: Array) -> Array:
-        return np.asarray(decay[:, None] ** np.arange(self.iterations - 1))
+        powers = decay[:, None] ** np.arange(self.iterations - 1)
+        powers[:, self.p - 1 :] = 0.0
+        return np.asarray(powers)
 
     def columns(self, parameters: Array) -> Columns:
         decay, scale = self.parts(parameters)

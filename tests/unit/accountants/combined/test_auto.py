@@ -18,7 +18,7 @@ from dpmf.calibration import calibrate_one_way
 from dpmf.cli import app
 from dpmf.lower_bounds import lower_epsilon, lower_noise_multiplier
 
-CORRELATED = Mechanism(strategies.bsr(2), BallsInBins(1, 8))
+CORRELATED = Mechanism(strategies.bsr(2), BallsInBins(1, 4))
 UNCORRELATED = Mechanism(strategies.dpsgd(), BallsInBins(1, 200))
 ONE_BIN = Mechanism(strategies.bsr(3), BallsInBins(1, 1))
 

@@ -1,0 +1,188 @@
+"""Design: what is considered, what is guaranteed, what is kept, how it reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+import dpmf
+from dpmf import designs, strategies, workloads
+from dpmf.batching import Poisson
+from dpmf.designs import _search, shown
+from dpmf.designs._candidates import candidates
+from dpmf.strategies import cache
+
+SHAPE = {"epochs": 2, "batches_per_epoch": 4}
+FAST = ["--epochs", "2", "--batches-per-epoch", "4", "--epsilon", "4", "--delta", "1e-4", "--workers", "1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPMF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        cache.forget()
+        yield
+    cache.forget()
+
+
+@pytest.fixture(scope="module")
+def found() -> designs.Design:
+    return dpmf.design(
+        **SHAPE, target_epsilon=4.0, target_delta=1e-4, workload=workloads.damped(5), bandwidths=(1, 2),
+        batchings=("fixed", "poisson", "cyclic-poisson"),
+    )  # fmt: skip
+
+
+def test_the_best_has_a_guarantee_and_the_error_that_goes_with_it(found: designs.Design) -> None:
+    best = found.best
+    assert best.certified
+    gaussian = best.mechanism.sensitivity * 1.1  # the Gaussian mechanism takes more than that at ε = 4
+    assert 0.3 < best.noise_multiplier < gaussian
+    expected = dpmf.error(best.mechanism, best.noise_multiplier, workloads.damped(5)).root_mean_square
+    assert best.error == pytest.approx(expected)
+    assert all(best.error <= option.error for option in found.others if option.certified)
+    assert found.baseline is not None
+    assert found.baseline.mechanism.strategy == strategies.dpsgd()
+    assert found.gain == pytest.approx(best.error / found.baseline.error)
+    for option in (best, *found.others):
+        assert option.lower is None or option.lower <= option.noise_multiplier
+
+
+def test_what_is_finished_is_kept(found: designs.Design, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.forget()
+    monkeypatch.setattr(_search.api, "calibrate", None)  # nothing is left to do
+    again = dpmf.design(
+        **SHAPE, target_epsilon=4.0, target_delta=1e-4, workload=workloads.damped(5), bandwidths=(1, 2),
+        batchings=("fixed", "poisson", "cyclic-poisson"),
+    )  # fmt: skip
+    assert again.to_dict() == found.to_dict()
+
+
+def test_the_code_makes_the_mechanism(found: designs.Design) -> None:
+    for option in (found.best, *found.others):
+        names = {"dpmf": dpmf, "workload": found.workload}
+        exec(f"batching = {option.batching_code()}\nstrategy = {option.strategy_code()}", names)
+        made = dpmf.Mechanism(names["strategy"], names["batching"])  # type: ignore[arg-type]
+        assert made.batching == option.mechanism.batching
+        n = made.batching.iterations
+        assert made.strategy.matrix(n) == pytest.approx(option.mechanism.strategy.matrix(n))
+    assert "target_epsilon=4.0" in found.code()
+
+
+@pytest.mark.parametrize("options", [{"buffers": 1}, {"family": "inverse", "bandwidth": 2}, {}], ids=str)
+def test_code_for_fixed_bins(options: dict[str, object]) -> None:
+    batching, workload = dpmf.BallsInBins(2, 8), workloads.momentum(0.5)
+    strategy = strategies.optimised(batching, workload, (4.0, 1e-4), **options)  # type: ignore[arg-type]
+    option = _search._option(dpmf.Mechanism(strategy, batching), workload, 1.0, None, certified=False)
+    names: dict[str, object] = {"dpmf": dpmf}
+    code = f"batching = {option.batching_code()}\nworkload = {designs.result.workload_code(workload)}"
+    exec(f"{code}\nmade = {option.strategy_code()}", names)
+    made = names["made"]
+    assert isinstance(made, strategies.ToeplitzStrategy)
+    assert made.strategy_coef(16) == pytest.approx(strategy.strategy_coef(16))
+    assert option.needs.startswith("one assignment to bins")
+
+
+def test_tables_and_pictures(found: designs.Design, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown.print_design(found)
+    printed = capsys.readouterr().out
+    assert "Least error for (4, 0.0001)-DP, damped sums, memory 5" in printed
+    assert "make_private" in printed
+    shown.design_plotter(tmp_path / "errors.png")(found)
+    assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_on_the_command_line(found: designs.Design) -> None:
+    options = ["--workload", "damped", "--memory", "5", "--batching", "cyclic-poisson,poisson", "--bandwidth", "1,2"]
+    done = run("design", *FAST, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert {"error", "noise_multiplier", "strategy", "coefficients", "batching", "copies"} <= set(answer["best"])
+    assert [option["error"] for option in answer["others"]] == sorted(o["error"] for o in answer["others"])
+    assert answer["best"]["copies"] <= 1
+    done = run("design", *FAST, *options)
+    assert done.returncode == 0
+    assert "copies" in done.stdout
+
+
+def test_what_is_considered() -> None:
+    every = candidates(10, 100)
+    assert len(every) == len(set(every))
+    assert {c.family for c in every} == {"dpsgd", "banded", "geometric", "toeplitz", "inverse", "blt"}
+    assert all(c.size is not None and c.size <= 4 for c in candidates(10, 100, copies=3) if c.family != "toeplitz")
+    assert {c.batching for c in candidates(3, 10, batchings=["poisson"])} == {Poisson(3, 10)}
+    assert not any(c.batching.throws > 1 for c in candidates(1, 10, batchings=["fixed", "reshuffled"]))
+    assert {c.size for c in candidates(2, 50, batchings=["reshuffled"], bandwidths=[3])} == {3}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batchings": ["shuffled"]}, "batching must be one of fixed, rethrown"),
+        ({"bandwidths": [0]}, "bandwidth must be at least 1"),
+        ({"bandwidths": [8], "copies": 3}, r"bandwidth must be at most copies \+ 1 = 4 somewhere"),
+        ({"copies": -1}, "copies must be at least 0"),
+        ({"target_delta": 0.0}, "target_delta must be strictly between 0 and 1"),
+        ({"workload": "prefix"}, "workload must be a dpmf workload"),
+        ({"time_budget": math.nan}, "time_budget must be finite"),
+        ({"batches_per_epoch": None}, "batches_per_epoch must be given"),
+        ({"batchings": ["rethrown"]}, "batching must leave a mechanism to consider"),
+    ],
+)
+def test_refusals(change: dict[str, object], words: str) -> None:
+    arguments = {**SHAPE, "target_epsilon": 4.0, "target_delta": 1e-4} | change
+    with pytest.raises(ValueError, match=words):
+        dpmf.design(**arguments)  # type: ignore[arg-type]
+
+
+def test_refusals_on_the_command_line() -> None:
+    for options, words in (
+        (["--workload", "damped"], "dpmf: --memory must be given for workload damped\n"),
+        (["--bandwidth", "2,x"], "dpmf: --bandwidth must be integers separated by commas, got 'x'\n"),
+        (["--batching", "none"], "dpmf: --batching must be one of fixed"),
+        (["--momentum", "0.9"], "dpmf: --workload must be given with --momentum\n"),
+    ):
+        done = run("design", *FAST, *options)
+        assert done.returncode == 2
+        assert done.stderr.startswith(words)
+
+
+def test_errors_beside_noise_multipliers(tmp_path: Path) -> None:
+    shape = ["--epochs", "2", "--batches-per-epoch", "4", "--delta", "1e-4"]
+    damped = ["--workload", "damped", "--memory", "5"]
+    done = run("calibrate", "--strategy", "bsr", "--bandwidth", "2", *shape, "--epsilon", "4", *damped, "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    mechanism = dpmf.Mechanism(strategies.bsr(2), dpmf.BallsInBins(2, 4))
+    expected = dpmf.error(mechanism, answer["noise_multiplier"], workloads.damped(5))
+    assert answer["error"] == expected._asdict()
+    assert answer["baseline"].startswith("DP-SGD")
+    done = run("calibrate", "--strategy", "bsr", "--bandwidth", "2", *shape, "--epsilon", "4", *damped)
+    assert "relative to DP-SGD" in done.stdout
+    refused = run("calibrate", "--strategy", "dpsgd", *shape, "--epsilon", "4", "--memory", "5")
+    assert refused.stderr == "dpmf: --workload must be given with --memory\n"
+
+    several = ["--strategy", "dpsgd,bsr", "--bandwidth", "2", "--batching", "fixed,poisson", *shape, "--epsilon", "4"]
+    picture = tmp_path / "errors.png"
+    done = run("compare", *several, *damped, "--json", "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert "left out bsr, poisson" in done.stderr
+    cells = {cell["mechanism"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert set(cells) == {"DP-SGD, k=2, b=4", "DP-SGD, k=2, b=4, Poisson", "BSR(p=2), k=2, b=4"}
+    assert cells["BSR(p=2), k=2, b=4"]["relative_error"] == pytest.approx(answer["relative_error"], rel=1e-3)
+    assert min(cell["relative_error"] for cell in cells.values()) > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    done = run("compare", *several, *damped)
+    assert "relative to DP-SGD" in done.stdout
+
+
+def test_verify_shows_the_error() -> None:
+    done = run(
+        "verify", "--strategy", "dpsgd", "--epochs", "2", "--batches-per-epoch", "4", "--epsilon", "4", "--delta",
+        "1e-4", "--samples", "2000", "--workload", "prefix",
+    )  # fmt: skip
+    assert "Error of the noise in the model (prefix sums" in done.stdout

@@ -1,0 +1,123 @@
+"""The compiled normals and recurrences beside slow twins: ChaCha in Python's integers, Box-Muller with numpy's log."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpmf.kernels.noise import LANES, TILE, chacha_tile, combine, drain, normals
+
+MASK = 0xFFFFFFFF
+
+
+def slow_block(key: list[int], rounds: int, block: int) -> list[int]:
+    """One block of ChaCha with a 64-bit counter and a zero nonce, written from its description."""
+    start = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574, *key, block & MASK, block >> 32, 0, 0]
+    x = list(start)
+
+    def turn(a: int, b: int, d: int, left: int) -> None:
+        x[a] = (x[a] + x[b]) & MASK
+        x[d] ^= x[a]
+        x[d] = (x[d] << left | x[d] >> (32 - left)) & MASK
+
+    columns = [(i, i + 4, i + 8, i + 12) for i in range(4)]
+    diagonals = [(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4)]
+    for _ in range(rounds // 2):
+        for a, b, c, d in columns + diagonals:
+            turn(a, b, d, 16)
+            turn(c, d, b, 12)
+            turn(a, b, d, 8)
+            turn(c, d, b, 7)
+    return [(value + first) & MASK for value, first in zip(x, start, strict=True)]
+
+
+def words(key: list[int], rounds: int, tile: int) -> np.ndarray:
+    out = np.empty(16 * LANES, np.uint32)
+    chacha_tile(np.array(key, np.uint32), rounds, tile, out)
+    return out.reshape(16, LANES)
+
+
+def test_published_blocks_of_chacha() -> None:
+    """The first block of a key of zeros, as published with the cipher."""
+    for rounds, begin in ((8, "3e00ef2f895f40d67f5bb8e81f09a5a1"), (20, "76b8e0ada0f13d90405d6ae55386bd28")):
+        assert words([0] * 8, rounds, 0)[:, 0].astype("<u4").tobytes().hex().startswith(begin)
+
+
+@pytest.mark.parametrize("tile", [0, 3, 2**26 - 1, 2**26, 2**40])
+def test_words_are_those_of_the_slow_cipher(tile: int) -> None:
+    key = [int(word) for word in np.random.default_rng(1).integers(0, 2**32, 8)]
+    for rounds in (8, 20):
+        fast = words(key, rounds, tile)
+        for lane in (0, 1, LANES - 1):
+            assert fast[:, lane].tolist() == slow_block(key, rounds, tile * LANES + lane)
+
+
+def slow_normals(key: list[int], rounds: int, tile: int) -> np.ndarray:
+    """A tile of normals from the words, with numpy's own functions, which are not used by the kernel."""
+    w = words(key, rounds, tile).astype(np.uint64)
+    out = np.empty((8, LANES))
+    for g in range(4):
+        a, b, c, d = w[4 * g : 4 * g + 4]
+        uniform = (((a << np.uint64(32) | b) >> np.uint64(11)).astype(float) + 0.5) / 2**53
+        turns = ((((c & np.uint64(2**30 - 1)) << np.uint64(32) | d) >> np.uint64(9)).astype(float) + 0.5) / 2**53 - 0.5
+        angle = np.pi / 2 * (turns + (c >> np.uint64(30)).astype(float))
+        radius = np.sqrt(-2 * np.log(uniform))
+        out[g], out[4 + g] = radius * np.cos(angle), radius * np.sin(angle)
+    return out.reshape(-1)
+
+
+def drawn(start: int, count: int, dtype: type = np.float64, rounds: int = 8) -> np.ndarray:
+    out = np.empty(count, dtype)
+    normals(np.arange(8, dtype=np.uint32), rounds, np.array([start]), np.array([count]), out)
+    return out
+
+
+def test_normals_are_those_of_the_slow_transform() -> None:
+    for rounds in (8, 20):
+        slow = np.concatenate([slow_normals(list(range(8)), rounds, tile) for tile in range(40)])
+        fast = drawn(0, len(slow), rounds=rounds)
+        # The twin's angles of up to 2π are rounded, and the radius multiplies that: a few units in 10⁻¹⁵.
+        np.testing.assert_allclose(fast, slow, rtol=0, atol=32 * np.finfo(float).eps)
+        assert np.array_equal(drawn(0, len(slow), np.float32, rounds), fast.astype(np.float32))
+
+
+def test_any_part_can_be_drawn_alone() -> None:
+    whole = drawn(0, 3 * TILE)
+    for start, count in ((0, 1), (1, TILE), (TILE - 1, 2), (700, 800), (3 * TILE - 1, 1), (5, 0)):
+        assert np.array_equal(drawn(start, count), whole[start : start + count])
+    starts, counts = np.array([5, 9, 600, 2]), np.array([3, 1, 700, 2])
+    out = np.empty(counts.sum())
+    normals(np.arange(8, dtype=np.uint32), 8, starts, counts, out)
+    parts = [whole[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    assert np.array_equal(out, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("keep_sum", [True, False])
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_combine(copies: int, keep_sum: bool, dtype: type) -> None:
+    rng = np.random.default_rng(copies)
+    size, first, step = TILE + 7, 11, 5
+    z, kept = rng.normal(size=size).astype(dtype), rng.normal(size=(copies, size + 20)).astype(dtype)
+    weights = rng.normal(size=copies + 1).astype(dtype)
+    expected, old = weights[0] * z, kept.copy()
+    for j in range(1, copies + 1):
+        expected = expected + weights[j] * old[(step - j) % copies, first : first + size]
+    given = z.copy()
+    combine(z, kept, first, step, weights, keep_sum)
+    assert np.array_equal(z, expected)
+    if copies:
+        old[step % copies, first : first + size] = expected if keep_sum else given
+    assert np.array_equal(kept, old)
+
+
+def test_drain() -> None:
+    rng = np.random.default_rng(3)
+    size, first = TILE + 7, 11
+    z, kept = rng.normal(size=size), rng.normal(size=(2, size + 20))
+    decay, weights, old = np.array([0.9, 0.5]), np.array([0.1, 0.3]), kept.copy()
+    expected = z - weights[0] * old[0, first : first + size] - weights[1] * old[1, first : first + size]
+    drain(z, kept, first, decay, weights)
+    assert np.array_equal(z, expected)
+    old[:, first : first + size] = decay[:, None] * old[:, first : first + size] + expected
+    assert np.array_equal(kept, old)
