@@ -106,7 +106,7 @@ def _worth_keeping(gram: Array) -> Iterator[Candidate]:
 def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     """Every family that applies, fitted."""
     found: list[tuple[str, Model | None]] = [("separators", separators(gram, emphasis))]
-    if not _wraps(gram):
+    if gram[0, -1] == 0:
         found += [("overlaps", model) for model in overlaps(gram, emphasis)]
     width = cyclic_bandwidth(gram)
     if width > _TUNING.narrow:

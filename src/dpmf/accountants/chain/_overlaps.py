@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
+from scipy.special import ndtr
 
 from dpmf import budget
 from dpmf.accountants.chain._lines import in_chunks
-from dpmf.accountants.chain._spreads import Option, Resolution, Spread, classes_of, floors
+from dpmf.accountants.chain._spreads import (
+    PANEL,
+    POINT_WEIGHTS,
+    POINTS,
+    WEIGHT_ERROR,
+    WEIGHT_FLOOR,
+    Option,
+    Resolution,
+    Spread,
+    classes_of,
+    floors,
+)
 from dpmf.kernels.chain import block_transforms, overlap_step
 from dpmf.numerics import UNIT, Array
 
@@ -123,7 +136,7 @@ class OverlapLaw:
 
     **Formal guarantees.** As for `SeparatorLaw`: every factor is independent of the others and is spread once. For
     calls, let κ be the least positive load of a factor: T is a sum of powers of e^(κz), each at least 1 or a constant,
-    so (T − K)_+ is convex and increasing in e^(κz), and the spread is linear in that (`Spread.graded`); for puts κ is
+    so (T − K)_+ is convex and increasing in e^(κz), and the spread is linear in that (`graded_spread`); for puts κ is
     the largest load, all powers are at most 1, and (K − T)_+ is convex and decreasing. The spread factors stay
     independent, so the transform is a product of the blocks' transforms, given the separators, summed over the nodes of
     all separators: exactly what the recursion over the last m separators does. What is beyond the nodes adds
@@ -215,7 +228,7 @@ def _graded(option: Option, loads: Array, spacing: float, count: int) -> Spread:
     centre = max(-_TUNING.farthest, min(_TUNING.farthest, _TUNING.towards * away))
     low, high = option.ends(largest, _TUNING.inner_end)
     nodes = np.concatenate((_steps(centre, low, spacing)[:0:-1], _steps(centre, high, spacing)))
-    return Spread.graded(nodes, least if option.sign > 0 else largest, option.sign)
+    return graded_spread(nodes, least if option.sign > 0 else largest, option.sign)
 
 
 def _steps(centre: float, end: float, spacing: float) -> Array:
@@ -225,3 +238,32 @@ def _steps(centre: float, end: float, spacing: float) -> Array:
         distance += min(_TUNING.widest, spacing * math.exp(0.5 * (distance / _TUNING.width) ** 2))
         found.append(distance)
     return centre + math.copysign(1.0, end - centre) * np.array(found)
+
+
+def graded_spread(nodes: Array, slope: float, sign: int) -> Spread:
+    """A standard normal factor on nodes at any distances, linear in e^(slope·z), for calls (sign +1) or puts (−1).
+
+    **Formal guarantees.** As `hat_weights` for a function that is convex and increasing (calls) or decreasing (puts) in
+    e^(slope·z). For calls, z below the first node is moved up to it; for puts there is a node at −∞. Each cell is cut
+    into panels that are as narrow as there, so that the same error bound holds.
+    """
+    weights = np.zeros(len(nodes))
+    for k, (low, high) in enumerate(pairwise(nodes.tolist())):
+        width = high - low
+        panels = max(1, math.ceil(width / PANEL))
+        offset = ((np.arange(panels)[:, None] + POINTS) * (width / panels)).ravel()
+        mass = np.tile(POINT_WEIGHTS, panels) * (width / panels / math.sqrt(2 * math.pi))
+        mass = mass * np.exp(-0.5 * (low + offset) ** 2)
+        upper = np.expm1(slope * offset) / math.expm1(slope * width) if slope * width > 1e-9 else offset / width
+        weights[k] += float(mass @ (1 - upper))
+        weights[k + 1] += float(mass @ upper)
+    first, last = float(nodes[0]), float(nodes[-1])
+    weights[-1] += float(ndtr(-last))
+    below = float(ndtr(first))
+    if sign > 0:
+        weights[0] += below
+        below = 0.0
+    else:
+        gain = min(0.5 * slope**2 - slope * first, 700.0)
+        weights[0] += min(math.exp(gain) * float(ndtr(first - slope)), below)
+    return Spread(nodes, weights * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR, below * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -19,12 +18,12 @@ from dpmf import budget
 from dpmf.numerics import UNIT, Array
 
 # Constants of the proof that weights are rounded up (docs/theory/discretisation.md, "Weights of a spread").
-_POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
-_POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
-_PANEL = 0.5  # largest width of a panel of the quadrature, in deviations
+POINTS, POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
+POINTS, POINT_WEIGHTS = (POINTS + 1) / 2, POINT_WEIGHTS / 2
+PANEL = 0.5  # largest width of a panel of the quadrature, in deviations
 _FARTHEST = 13.0  # deviations from the mean beyond which a weight is below the floor
-_WEIGHT_ERROR = 1e-12  # relative error of the quadrature and of `ndtr`
-_WEIGHT_FLOOR = 1e-34  # bound on weights where the quadrature's relative error is not under control
+WEIGHT_ERROR = 1e-12  # relative error of the quadrature and of `ndtr`
+WEIGHT_FLOOR = 1e-34  # bound on weights where the quadrature's relative error is not under control
 _SMALLEST = 1e-290  # at real tilts, smaller numbers are raised to this (docs/theory/floating-point.md, "The chain")
 _NODE_BITS = 24  # significant bits of spacings, so that multiples of them are exact
 
@@ -127,9 +126,9 @@ def hat_weights(nodes: Array, means: Array, deviation: float, slope: float) -> t
     rounded up: see "Weights of a spread" in docs/theory/discretisation.md for the error of the quadrature.
     """
     spacing = float(nodes[1] - nodes[0])
-    panels = max(1, math.ceil(spacing / (_PANEL * deviation)))
-    offset = ((np.arange(panels)[:, None] + _POINTS) * (spacing / panels)).ravel()
-    measure = np.tile(_POINT_WEIGHTS, panels) * (spacing / panels / deviation / math.sqrt(2 * math.pi))
+    panels = max(1, math.ceil(spacing / (PANEL * deviation)))
+    offset = ((np.arange(panels)[:, None] + POINTS) * (spacing / panels)).ravel()
+    measure = np.tile(POINT_WEIGHTS, panels) * (spacing / panels / deviation / math.sqrt(2 * math.pi))
     upper = np.expm1(slope * offset) / math.expm1(slope * spacing) if slope * spacing > 1e-9 else offset / spacing
     share = np.stack((measure * (1 - upper), measure * upper), axis=1)
     budget.claim(24.0 * len(means) * len(nodes))
@@ -156,7 +155,7 @@ def hat_weights(nodes: Array, means: Array, deviation: float, slope: float) -> t
     else:
         gain = np.minimum(slope * (means - nodes[0]) + 0.5 * (slope * deviation) ** 2, 700.0)
         weights[:, 0] += np.minimum(np.exp(gain) * ndtr(start_z - slope * deviation), below)
-    return weights * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR, below * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR
+    return weights * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR, below * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,35 +173,6 @@ class Spread:
         nodes: Array = spacing * np.arange(math.floor(low / spacing), math.ceil(high / spacing) + 1.0)
         weights, lost = hat_weights(nodes, np.zeros(1), 1.0, slope)
         return cls(nodes, weights[0], float(lost[0]))
-
-    @classmethod
-    def graded(cls, nodes: Array, slope: float, sign: int) -> Spread:
-        """Onto nodes at any distances, linear in e^(slope·z), for calls (sign +1) or puts (−1).
-
-        **Formal guarantees.** As `hat_weights` for a function that is convex and increasing (calls) or decreasing
-        (puts) in e^(slope·z). For calls, z below the first node is moved up to it; for puts there is a node at −∞.
-        Each cell is cut into panels that are as narrow as there, so that the same error bound holds.
-        """
-        weights = np.zeros(len(nodes))
-        for k, (low, high) in enumerate(pairwise(nodes.tolist())):
-            width = high - low
-            panels = max(1, math.ceil(width / _PANEL))
-            offset = ((np.arange(panels)[:, None] + _POINTS) * (width / panels)).ravel()
-            mass = np.tile(_POINT_WEIGHTS, panels) * (width / panels / math.sqrt(2 * math.pi))
-            mass = mass * np.exp(-0.5 * (low + offset) ** 2)
-            upper = np.expm1(slope * offset) / math.expm1(slope * width) if slope * width > 1e-9 else offset / width
-            weights[k] += float(mass @ (1 - upper))
-            weights[k + 1] += float(mass @ upper)
-        first, last = float(nodes[0]), float(nodes[-1])
-        weights[-1] += float(ndtr(-last))
-        below = float(ndtr(first))
-        if sign > 0:
-            weights[0] += below
-            below = 0.0
-        else:
-            gain = min(0.5 * slope**2 - slope * first, 700.0)
-            weights[0] += min(math.exp(gain) * float(ndtr(first - slope)), below)
-        return cls(nodes, weights * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR, below * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR)
 
     @classmethod
     def trivial(cls) -> Spread:
@@ -347,7 +317,7 @@ class TermTable:
         half = math.ceil((_TUNING.nugget_reach * root + root**2) / self._step) + 1
         nodes: Array = self._step * np.arange(-half, half + 1.0)
         weights, left = hat_weights(nodes, np.array([-(root**2) / 2]), root, 1.0)
-        beyond = float(ndtr(root / 2 - nodes[-1] / root)) * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR
+        beyond = float(ndtr(root / 2 - nodes[-1] / root)) * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR
         return weights[0], half, float(left[0]), beyond
 
     def _values(self, half: int) -> Array:

@@ -14,8 +14,8 @@ from dpmf import strategies
 from dpmf.accountants.chain._bound import ChainBound
 from dpmf.accountants.chain._majorants import candidates
 from dpmf.accountants.chain._overlap_fits import _Fit, overlaps
-from dpmf.accountants.chain._overlaps import OverlapModel
-from dpmf.accountants.chain._spreads import Resolution, Spread
+from dpmf.accountants.chain._overlaps import OverlapModel, graded_spread
+from dpmf.accountants.chain._spreads import Resolution
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.batching import BallsInBins
 from dpmf.kernels.chain import overlap_step
@@ -56,7 +56,7 @@ def test_covariance_is_that_of_the_factors(length, depth, size):
 def test_graded_spreads_raise_convex_functions(sign, slope):
     """Calls (puts) on e^(load·z), load at least (at most) the slope; linear ones in e^(slope·z) stay what they are."""
     nodes = np.array([-5.0, -3.5, -2.0, -1.2, -0.5, 0.0, 0.4, 1.0, 2.2, 3.4, 5.0])
-    spread = Spread.graded(nodes, slope, sign)
+    spread = graded_spread(nodes, slope, sign)
     for load, strike in itertools.product([slope, slope * (2 if sign > 0 else 0.5)], [0.3, 0.9, 1.4, 4.0]):
         z = norm.ppf((np.arange(200_000) + 0.5) / 200_000)
         cut = np.exp(load * np.clip(z, None, nodes[-1]))
