@@ -14,7 +14,7 @@ from typing import Any
 
 # Pages in the order of the menu; one that is not there is left out, one that is not listed comes last in its section.
 ORDER: dict[str, list[str]] = {
-    "Start": ["index.md", "start.md", "concepts.md", "batchings.md", "explore.md"],
+    "Start": ["index.md", "mechanisms.md", "start.md", "concepts.md", "batchings.md", "explore.md"],
     "How to": [
         "howto/calibrate.md",
         "howto/compare.md",
@@ -42,6 +42,7 @@ ORDER: dict[str, list[str]] = {
         "theory/majorants.md",
         "theory/cascade.md",
         "theory/conditional.md",
+        "theory/batchings.md",
         "theory/monte_carlo.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",

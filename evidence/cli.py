@@ -26,7 +26,7 @@ app = typer.Typer(
     "checkout; interrupt it at any moment, and it goes on where it stopped.",
 )
 
-_PAGES = "results, tightness, batchings, accountants"
+_PAGES = "results, tightness, batchings, mechanisms, accountants"
 Names = Annotated[
     list[str] | None,
     typer.Argument(

@@ -163,4 +163,8 @@ def code_version(cell: Cell) -> str:
     roots |= set(_SHARED)
     if parameters.get("mechanism", {}).get("strategy") in _OPTIMISED_NAMES:
         roots |= set(_OPTIMISED)
+    if cell.quantity == "design" or "batching" in parameters.get("mechanism", {}):
+        roots.add("dpmf.accountants.composed")
+    if cell.quantity == "design":
+        roots.add("dpmf.designs")
     return f"{dpmf.__version__}+{_combined(tuple(sorted(roots)), cell.quantity)}"

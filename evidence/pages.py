@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dpmf
 from dpmf.files import write_atomically
-from evidence import batchings, fingerprint, tightness
+from evidence import batchings, fingerprint, mechanisms, tightness
 from evidence.pictures import png
 from evidence.say import made_by, with_block
 from evidence.spec import Cell
@@ -91,17 +92,21 @@ def _tightness_page(before: str, records: Records, full: bool) -> str:
     return with_block(before, "code", made_by(_of(records, wanted), PAGES["tightness"].command, len(wanted)))
 
 
-# --- docs/batchings.md -----------------------------------------------------------------------------------------------
+# --- docs/batchings.md and docs/mechanisms.md ------------------------------------------------------------------------
 
 
-def _batchings_page(before: str, records: Records, full: bool) -> str:
-    before = with_block(before, "table", batchings.tabulated(_results(records)))
-    wanted = batchings.cells()
-    return with_block(before, "code", made_by(_of(records, wanted), PAGES["batchings"].command, len(wanted)))
+def _tabulated(name: str, module: ModuleType) -> Page:
+    """A page with one table and one picture of its own module."""
 
+    def write(before: str, records: Records, full: bool) -> str:
+        before = with_block(before, "table", module.tabulated(_results(records)))
+        wanted = module.cells()
+        return with_block(before, "code", made_by(_of(records, wanted), PAGES[name].command, len(wanted)))
 
-def _batchings_pictures(records: Records, directory: Path) -> list[Path]:
-    return batchings.drawn(_results(records), directory)
+    def draw(records: Records, directory: Path) -> list[Path]:
+        return list(module.drawn(_results(records), directory))
+
+    return Page(name, f"python -m evidence make {name}", lambda full: {name: module.cells()}, write, draw)
 
 
 # --- docs/accountants.md ---------------------------------------------------------------------------------------------
@@ -155,13 +160,8 @@ PAGES = {
             lambda full: {"tightness": tightness.cells()},
             _tightness_page,
         ),
-        Page(
-            "batchings",
-            "python -m evidence make batchings",
-            lambda full: {"batchings": batchings.cells()},
-            _batchings_page,
-            _batchings_pictures,
-        ),
+        _tabulated("batchings", batchings),
+        _tabulated("mechanisms", mechanisms),
         Page("accountants", "python -m evidence make accountants", _claims, _accountants_page, _accountants_pictures),
         Page("benchmarks", "make benchmark"),
         Page("concepts", "python -m evidence pictures"),

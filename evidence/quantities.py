@@ -301,10 +301,42 @@ def ternary_loss(
     }
 
 
+def design(
+    *, epochs: int, batches: int, memory: float | None, epsilon: float, delta: float, seconds: float, accountant: Plain
+) -> Result:  # fmt: skip
+    """The best design within some seconds, and the least error of each kind of mechanism with a guaranteed σ."""
+    workload = dpmf.workloads.prefix() if memory is None else dpmf.workloads.damped(memory)
+    found = dpmf.design(
+        epochs=epochs, batches_per_epoch=batches, target_epsilon=epsilon, target_delta=delta, workload=workload,
+        time_budget=seconds,
+    )  # fmt: skip
+    usual = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.Poisson(epochs, batches))
+    noise = dpmf.calibrate(
+        usual, target_epsilon=epsilon, target_delta=delta, accountant=accountant_of(accountant)
+    ).noise_multiplier
+    errors = {"poisson": dpmf.workloads.error(usual, noise, workload).root_mean_square, "best": found.best.error}
+    for option in (found.best, *found.others):
+        batching = option.mechanism.batching
+        sampled = isinstance(batching, dpmf.Poisson) and option.copies > 0
+        kind = "cyclic-poisson" if sampled else "fixed" if batching.fixed and option.copies > 0 else ""
+        if kind and option.certified:
+            errors[kind] = min(option.error, errors.get(kind, math.inf))
+    best = found.best
+    return {
+        "errors": errors,
+        "sigma": best.noise_multiplier,
+        "strategy": best.mechanism.strategy.name,
+        "batching": best.mechanism.batching.kind or "fixed bins",
+        "copies": best.copies,
+        "complete": found.complete,
+        "at_most_above_optimal": found.at_most_above_optimal if math.isfinite(found.at_most_above_optimal) else None,
+    }
+
+
 QUANTITIES: dict[str, Callable[..., Result]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         sigma, sigma_sampled, sigma_lower, epsilon, estimate, profile, profile_lower, gram, seconds, renyi_seconds,
-        peer_renyi_seconds, divergence, hazard, ternary_loss,
+        peer_renyi_seconds, divergence, hazard, ternary_loss, design,
     )
 }  # fmt: skip

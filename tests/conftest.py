@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from hypothesis import settings
 # comes before numpy, which asks once; the processes that tests start inherit it.
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
+if sys.platform == "linux":  # processes that train together need no name to be looked up to find each other
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 from dpmf.strategies import cache  # noqa: E402
 

@@ -19,7 +19,7 @@ from dpmf.accountants.protocol import (
     PreparedAccountant,
     directions_of,
 )
-from dpmf.accountants.registry import covering
+from dpmf.accountants.registry import covering, resolve
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -59,7 +59,8 @@ class _Question:
         self._bytes = None if memory_budget is None else validation.positive("memory_budget", memory_budget)
         asked = accountant if isinstance(accountant, PreparedAccountant) else covering(accountant, mechanism)
         self._accountant = asked
-        self.name, self.kind, self.late = self._accountant.name, "bound", False
+        self.name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name
+        self.kind, self.late = "bound", False
         if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
             given = accountant.mechanism.name
             raise ArgumentError("accountant", f"must be prepared for this mechanism, got one for {given}")

@@ -67,7 +67,7 @@ class Mechanism:
                 )
         elif isinstance(batching, BallsInBins):
             # A strategy whose memory lasts longer than an epoch has no useful gap.
-            filled = batching.with_gap(width - 1 if width <= batching.batches_per_epoch else 0)
+            filled = batching.with_gap(max(width - batching.stride, 0) if width <= batching.batches_per_epoch else 0)
             strategy = self.strategy.for_batching(filled)
             strategy.check_iterations(filled.iterations)
             object.__setattr__(self, "batching", filled)

@@ -17,4 +17,6 @@ def test_demo(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("noise multiplier for") == 3
-    assert (tmp_path / "noise-multipliers.png").read_bytes().startswith(b"\x89PNG")
+    assert "Least error for (8, 1e-05)-DP" in done.stdout
+    for picture in ("noise-multipliers.png", "errors.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from dpmf import strategies
+from dpmf import lower_bounds, strategies
 from dpmf.integrations import jax_privacy
+from dpmf.lower_bounds import _families
 from dpmf.strategies import inversion
 from soundness import fuzz, hostile_cli, judge, printed, summary
 
@@ -34,13 +36,21 @@ SEED = 1  # not the one of the committed run
         ("jax-privacy objects", 20),
     ],
 )
-def test_no_fault_in_a_slice(target: str, count: int) -> None:
+def test_no_fault_in_a_slice(target: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Most answers have a lower bound beside them. How close it comes is not asked here, so it is computed coarsely.
+    for module, coarse in ((lower_bounds, {"epsilon_tolerance": 0.1}), (_families, {"shared_cells": 3, "loss": 0.2})):
+        monkeypatch.setattr(module, "_TUNING", dataclasses.replace(module._TUNING, **coarse))
     counts, faults = fuzz.run(target, count, SEED)
     assert faults == []
     assert counts["cases"] == count
     # Something of each was refused, or answered rightly where most inputs are good: the inputs reach the code.
     assert counts["refused"] > count // 3 or target in ("strategy caches", "jax-privacy objects", "printed numbers")
     assert counts["answered"] > 0 or target == "training checkpoints"
+
+
+def seen(target: str, count: int, words: str) -> bool:
+    """Whether one of so many inputs shows such a fault; those after it are not tried."""
+    return any(words in text for first in range(0, count, 4) for text in fuzz.run(target, 4, SEED, first)[1])
 
 
 @pytest.mark.parametrize("careless", ["a step on any batch", "a second continuation"])
@@ -55,8 +65,7 @@ def test_a_training_loop_that_is_not_refused_is_seen(careless: str, monkeypatch:
     else:
         monkeypatch.setattr(journal.Journal, "release", lambda self, step, digest: None)
         expected = "released twice, differently"
-    _, faults = fuzz.run("training loops", 40, SEED)
-    assert any(expected in text for text in faults)
+    assert seen("training loops", 40, expected)
 
 
 def test_a_bridge_that_drops_small_entries_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +83,7 @@ def test_a_bridge_that_drops_small_entries_is_seen(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(jax_privacy, "inverse_matrix", careless)
     monkeypatch.setattr(jax_privacy, "inverse_series", careless_series)
-    _, faults = fuzz.run("jax-privacy objects", 20, SEED)
-    assert any("is claimed" in text for text in faults)
+    assert seen("jax-privacy objects", 20, "is claimed")
 
 
 def test_every_target_has_a_slice_here() -> None:
@@ -221,5 +229,4 @@ def test_rounding_to_nearest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from dpmf import report
 
     monkeypatch.setattr(report, "upper", lambda value, digits=6: f"{value:.{digits}g}")
-    _, faults = fuzz.run("printed numbers", 12, SEED)
-    assert any("is on the wrong side of" in text for text in faults)
+    assert seen("printed numbers", 12, "is on the wrong side of")

@@ -244,8 +244,8 @@ def shown(browser) -> str:
 
 
 def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> None:
-    browser.get(f"{server.url}/?strategy=dpsgd&batches_per_epoch=25")
-    until(lambda: "DP-SGD, k=1, b=25" in shown(browser))
+    browser.get(f"{server.url}/?strategy=dpsgd&batches_per_epoch=6")
+    until(lambda: "DP-SGD, k=1, b=6" in shown(browser))
     # Bad input: in words, beside the field, and nothing breaks.
     typed(browser, "Epochs k", "many")
     until(lambda: "epochs must be a whole number from 1 to 1000, got 'many'" in shown(browser))
@@ -255,8 +255,8 @@ def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> No
     typed(browser, "Target δ", "1e-6")
     until(lambda: "finished in" in shown(browser) and "epsilon=1.5" in shown(browser), 240)
     text = shown(browser)
-    assert "DP-SGD, k=2, b=25" in text
-    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(epochs=2, batches_per_epoch=25))
+    assert "DP-SGD, k=2, b=6" in text
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(epochs=2, batches_per_epoch=6))
     target = {"target_epsilon": 1.5, "target_delta": 1e-6}
     rows = {
         cells[0].text: cells[1].text
@@ -273,8 +273,8 @@ def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> No
     pictures = browser.find_elements("css selector", 'img[src^="data:image/svg+xml"]')
     assert [p.get_attribute("alt")[:4] for p in pictures] == ["delt", "Gram"]
     assert all(p.get_property("naturalWidth") > 100 for p in pictures)
-    assert "dpmf report --strategy dpsgd --epochs 2 --batches-per-epoch 25 --epsilon 1.5 --delta 1e-06" in text
-    assert "batches_per_epoch=25" in browser.current_url  # the view can be linked to
+    assert "dpmf report --strategy dpsgd --epochs 2 --batches-per-epoch 6 --epsilon 1.5 --delta 1e-06" in text
+    assert "batches_per_epoch=6" in browser.current_url  # the view can be linked to
     # Coefficients are typed in; a path is not a number.
     picked(browser, "Strategy", "Coefficients")
     typed(browser, "First column of C", "/etc/passwd")

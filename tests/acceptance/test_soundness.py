@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import numpy as np
 import oracles
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from random_mechanisms import DIRECTIONS, log_uniform, mechanisms, random_settings, signal_to_noise
 
 import dpmf
+from dpmf import lower_bounds
 from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
 from dpmf.lower_bounds import lower_delta
 from dpmf.mechanism import Mechanism
@@ -27,6 +31,15 @@ DETERMINISTIC: list[Accountant] = [
     Gaussian(),
     Renyi(work_budget=1e6),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _coarse_search() -> Iterator[None]:
+    """`auto` looks for the lower bound on ε in coarse steps: how close it states to be is not what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        coarse = dataclasses.replace(lower_bounds._TUNING, epsilon_tolerance=0.1)
+        patch.setattr(lower_bounds, "_TUNING", coarse)
+        yield
 
 
 def named(accountant: Accountant) -> str:

@@ -40,6 +40,13 @@ class Candidate:
             return not self.batching.fixed
         return self.batching.throws > 1 and self.batching.stride >= (self.size or 10**9)
 
+    @property
+    def promising(self) -> bool:
+        """Whether the candidate is of a kind that is usually the best or nearly so, and quick to certify."""
+        if self.batching.throws == 1:
+            return self.family in ("toeplitz", "dpsgd") or (self.family == "blt" and self.size == 1)
+        return self.batching.throws == self.batching.epochs and self.family == "geometric"
+
     def strategy(self, workload: Workload, target: tuple[float, float]) -> Strategy:
         """The strategy, optimised unless it is that of DP-SGD."""
         if self.family == "dpsgd":
@@ -78,7 +85,7 @@ def candidates(
         if p > b or period > _FAR * p:
             continue
         if "cyclic" in names and p > 1 and k > 1:
-            found.append(Candidate(BallsInBins(k, b, rethrow_every=1, stride=period, gap=p - 1), "banded", p))
+            found.append(Candidate(BallsInBins(k, b, rethrow_every=1, stride=period, gap=0), "banded", p))
         if ("poisson" if p == 1 else "cyclic-poisson") in names:
             found.append(Candidate(Poisson(k, b, period), "dpsgd" if p == 1 else "banded", p))
     if not found:

@@ -24,9 +24,12 @@ from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.strategies.streaming import how_to_stream
 from dpmf.workloads import Workload, error
 
+_COARSE = 0.01  # of calibration, where there is little time
 _TOLERANCE = 1e-3  # of calibration: the error is not needed more accurately
 _SAMPLING = 0.985  # a sampled error may be this much too large, and a candidate above the best one still be better
 _CERTIFIED_AT_MOST = 12
+_FAR_ABOVE = 1.15  # a guarantee this many times the sampled noise multiplier, for lack of time, is no use
+_LITTLE_TIME = 100.0  # seconds with which not every candidate is estimated at first
 _FIRST_SHARE = 0.6  # the part of the time left that one calibration may take
 _LOWER_SECONDS = 10.0
 _VERSION = 1  # to be raised whenever accountants give other numbers at the same version of dpmf
@@ -91,15 +94,25 @@ class Search:
         self._ends = time.time() + seconds
         self._options: dict[Candidate, Option] = {}
         self._problems: list[str] = []
+        self._failed: set[Candidate] = set()
 
     def result(self) -> Design:
+        """An answer that is quick to certify, then estimates for all, then guarantees for those that can win.
+
+        With little time, only the most promising candidates are estimated, so that one of them can be certified.
+        """
         quick = [c for c in self._todo if c.separate]
         slow = [c for c in self._todo if not c.separate]
-        self._work(_certified, quick, 1.0)
+        self._work(_certified, quick[:2], 1.0)
         if not any(option.certified for option in self._options.values()) and slow:
             self._work(_certified, [c for c in slow if c.family == "dpsgd"][:1] or slow[:1], 1.0)
-        self._work(_estimated, slow, 0.5)
-        complete = self._certify(slow)
+        first = [c for c in slow if c.promising] if self._ends - time.time() < _LITTLE_TIME else slow
+        self._work(_estimated, first, 0.5)
+        complete = self._certify(first)
+        if time.time() < self._ends:
+            self._work(_certified, quick, 1.0)
+            self._work(_estimated, slow, 0.5)
+            complete = self._certify(slow) and complete
         return self._answer(complete)
 
     def _work(self, function: Callable[[_Task], Option | str], todo: Sequence[Candidate], share: float) -> None:
@@ -107,13 +120,16 @@ class Search:
         tasks = [
             _Task(c, self._workload, self._target, self._ends, share)
             for c in todo
-            if c not in self._options or not self._options[c].certified
+            if c not in self._failed and (c not in self._options or not self._options[c].certified)
         ]
         for task, found in self._run(function, tasks):
             if isinstance(found, str):
                 self._problems.append(found)
+                if time.time() < self._ends:
+                    self._failed.add(task.candidate)  # more time would not help
             elif self._copies is not None and found.copies > self._copies:
                 self._problems.append(f"{found.mechanism.name} keeps {found.copies} copies of the model")
+                self._failed.add(task.candidate)
             else:
                 self._options[task.candidate] = found
                 certain = [option.error for option in self._options.values() if option.certified]
@@ -124,17 +140,15 @@ class Search:
         """Certify options in the order of their sampled errors until none is left that could win."""
         for _ in range(_CERTIFIED_AT_MOST):
             best = min((o.error for o in self._options.values() if o.certified), default=math.inf)
-            left = [
-                c for c, option in self._options.items() if not option.certified and option.error * _SAMPLING < best
-            ]
+            open_ones = [c for c, option in self._options.items() if not option.certified and c not in self._failed]
+            left = [c for c in open_ones if self._options[c].error * _SAMPLING < best]
             left.sort(key=lambda c: self._options[c].error)
             if not left:
-                return all(c in self._options for c in slow)
+                return all(c in self._options or c in self._failed for c in slow)
             if time.time() >= self._ends:
                 return False
-            self._work(_certified, left[:2], _FIRST_SHARE)
-            if not any(self._options[c].certified for c in left[:2]):
-                return False
+            little = self._ends - time.time() < _LITTLE_TIME
+            self._work(_certified, left[:2], 0.9 if little else _FIRST_SHARE)
         return False
 
     def _answer(self, complete: bool) -> Design:
@@ -145,6 +159,7 @@ class Search:
             )
         baseline = next((o for o in options if o.certified and o.mechanism.strategy.name == "DP-SGD"), None)
         best = options.pop(0)
+        complete = complete and not any(not o.certified and o.error * _SAMPLING < best.error for o in options)
         return Design(
             best, tuple(sorted(options, key=lambda option: option.error)), baseline, self._workload, *self._target,
             complete, tuple(self._problems),
@@ -186,14 +201,15 @@ def _calibrated(
     strategy, batching = mechanism.strategy, mechanism.batching
     assert isinstance(strategy, ToeplitzStrategy)
     column = np.ascontiguousarray(strategy.strategy_coef(batching.iterations), dtype="<f8")
+    tolerance = _TOLERANCE if seconds > _LITTLE_TIME else _COARSE
     key: dict[str, cache.Parameter] = {
         "column": hashlib.sha256(column.tobytes()).hexdigest(), "inverse": str(strategy.given_by_inverse),
-        "batching": repr(batching), "epsilon": epsilon.hex(), "delta": delta.hex(),
+        "batching": repr(batching), "epsilon": epsilon.hex(), "delta": delta.hex(), "tolerance": tolerance.hex(),
     }  # fmt: skip
 
     def compute() -> cache.Values:
         found = api.calibrate(
-            mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=_TOLERANCE,
+            mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=tolerance,
             time_budget=seconds if math.isfinite(seconds) else None, near=near,
         )  # fmt: skip
         if any(details.get("budget_exhausted") for details in found.details.values()):
@@ -203,6 +219,8 @@ def _calibrated(
     try:
         values = cache.remember("certified", key, f"dpmf {__version__}.{_VERSION}", None, compute)
     except _Unfinished as early:
+        if near is not None and early.noise_multiplier > _FAR_ABOVE * near:
+            raise CalibrationError("there was no time to certify it") from None
         return early.noise_multiplier, None  # a guarantee all the same, but not the last word
     lower = float(values["lower"][0])
     return float(values["noise_multiplier"][0]), lower if lower > 0 else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PICTURES = (".png", ".pdf", ".svg")
-_ROWS = 14
+_ROWS = 10
 
 
 def print_design(design: Design, rows: int = _ROWS) -> None:
@@ -27,8 +27,8 @@ def print_design(design: Design, rows: int = _ROWS) -> None:
     from rich.table import Table
 
     table = Table()
-    for head in ("mechanism", "error", "relative", "noise multiplier", "lower bound", "copies", "needs"):
-        table.add_column(head, justify="left" if head in ("mechanism", "needs") else "right")
+    for head in ("strategy", "needs", "error", "relative", "σ", "lower bound", "copies"):
+        table.add_column(head, justify="left" if head in ("strategy", "needs") else "right")
     shown = [design.best, *design.others][:rows]
     if design.baseline is not None and design.baseline not in shown:
         shown.append(design.baseline)
@@ -47,18 +47,21 @@ def print_design(design: Design, rows: int = _ROWS) -> None:
 def _row(option: Option, design: Design) -> tuple[str, ...]:
     sign = "" if option.certified else "≈ "
     return (
-        option.mechanism.name,
+        option.mechanism.strategy.name,
+        option.needs,
         sign + upper(option.error, 4),
         f"{option.error / design.best.error:.3f}",
         sign + upper(option.noise_multiplier, 5),
         "" if option.lower is None else lower(option.lower, 4),
         str(option.copies),
-        option.needs,
     )
 
 
 def _remarks(design: Design, hidden: int) -> list[str]:
-    lines = ["Error: root mean square over all iterations, gaps included, at clipping norm 1."]
+    lines = [
+        "Error: root mean square over all iterations, gaps included, at clipping norm 1. σ: the noise multiplier; "
+        "copies: those of the model that the noise keeps."
+    ]
     if any(not option.certified for option in design.others):
         lines.append("≈ marks sampled estimates, which guarantee nothing; all other numbers are guaranteed.")
     if hidden > 0:

@@ -13,8 +13,12 @@ from dpmf.strategies.base import ToeplitzStrategy
 
 
 def rows_are_disjoint(strategy: ToeplitzStrategy, batching: BallsInBins) -> bool:
-    """Whether no row of C belongs to columns of two throws: the gap is as long as the memory of the noise."""
-    return batching.throws == 1 or strategy.bandwidth(batching.iterations) <= (batching.gap or 0) + 1
+    """Whether no row of C belongs to columns of a record in two throws.
+
+    A record keeps its group over all throws, so that the last bin of one throw and the first of the next are the gap
+    and the stride apart, at least.
+    """
+    return batching.throws == 1 or strategy.bandwidth(batching.iterations) <= (batching.gap or 0) + batching.stride
 
 
 def _folded(strategy: ToeplitzStrategy, batching: BallsInBins, rows: int) -> Array:

@@ -351,9 +351,8 @@ LONGEST = datetime.timedelta(minutes=2)  # for hangs only
 
 
 def _process(rank: int, world: int, directory: str) -> None:
-    # The ranks meet in a file, because a free port may be taken by somebody else before rank 0 listens on it. They talk
-    # over the loopback interface, which needs no name to be looked up. And none of them waits for ever for another.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # The ranks meet in a file, because a free port may be taken by somebody else before rank 0 listens on it. And none
+    # of them waits for ever for another.
     store = torch.distributed.FileStore(f"{directory}/meeting", world)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=LONGEST)
