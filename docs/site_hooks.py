@@ -19,6 +19,7 @@ ORDER: dict[str, list[str]] = {
         "howto/calibrate.md",
         "howto/compare.md",
         "howto/own-matrix.md",
+        "howto/report.md",
         "howto/compose.md",
         "howto/train-pytorch.md",
         "howto/train-jax.md",

@@ -19,7 +19,6 @@ from dpmf.formatting import given
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
-SECONDS = 30.0
 MECHANISMS = {
     "independent noise": dpmf.strategies.dpsgd(),
     "correlated noise, banded": dpmf.strategies.bsr(bandwidth=4),
@@ -29,7 +28,7 @@ MECHANISMS = {
 ACCOUNTANTS = (dpmf.accountants.Best(), dpmf.accountants.MonteCarlo(samples=50_000))
 
 
-def main(directory: Path, epsilons: Sequence[float], batches: dpmf.BallsInBins) -> None:
+def main(directory: Path, epsilons: Sequence[float], batches: dpmf.BallsInBins, seconds: float) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     print(
         f"Noise multipliers that guarantee (ε, {given(DELTA)})-DP over {batches.epochs} epochs of "
@@ -55,10 +54,10 @@ def main(directory: Path, epsilons: Sequence[float], batches: dpmf.BallsInBins) 
     picture = directory / "noise-multipliers.png"
     report.comparison_figure(comparisons).savefig(picture, dpi=150)
     print(f"picture: {picture}\n", flush=True)
-    show_gain(directory, epsilons[-1], batches)
+    show_gain(directory, epsilons[-1], batches, seconds)
 
 
-def show_gain(directory: Path, epsilon: float, batches: dpmf.BallsInBins) -> None:
+def show_gain(directory: Path, epsilon: float, batches: dpmf.BallsInBins, seconds: float) -> None:
     """Noise multipliers alone do not say which mechanism is best. Show the error in a model that forgets slowly."""
     workload = dpmf.workloads.damped(memory=batches.batches_per_epoch)
     print(
@@ -75,7 +74,7 @@ def show_gain(directory: Path, epsilon: float, batches: dpmf.BallsInBins) -> Non
             workload=workload,
             batchings=("fixed", "cyclic", "poisson", "cyclic-poisson"),
             bandwidths=(1, 4, 10),
-            time_budget=SECONDS,
+            time_budget=seconds,
         )
     designs.shown.print_design(found)
     picture = directory / "errors.png"
@@ -89,9 +88,10 @@ if __name__ == "__main__":
     parser.add_argument("epsilons", nargs="*", type=float, metavar="ε", help="1, 2, 4 and 8 if none is given")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batches-per-epoch", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=30.0, help="time to look for the best mechanism")
     options = parser.parse_args()
     try:
         bins = dpmf.BallsInBins(options.epochs, options.batches_per_epoch)
-        main(options.directory, options.epsilons or EPSILONS, bins)
+        main(options.directory, options.epsilons or EPSILONS, bins, options.seconds)
     except KeyboardInterrupt:
         raise SystemExit("interrupted") from None

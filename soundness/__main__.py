@@ -1,7 +1,7 @@
 """`python -m soundness`: the campaign, resumable; writes the summary into docs/soundness.md and docs/data.
 
-`python -m soundness batchings | fuzz | faults | extremes` run the other parts, `python -m soundness page` makes the page
-anew from the data and says which parts were measured with other code than there is now.
+`python -m soundness batchings | fuzz | faults | extremes` run the other parts, `python -m soundness page` makes the
+page anew from the data and says which parts were measured with other code than there is now.
 """
 
 from __future__ import annotations

@@ -77,9 +77,9 @@ def draw(seed: int, index: int) -> Drawn:
             mechanism = dpmf.Mechanism(strategy, batching)
         except ValueError:  # a Poisson sample of a strategy that is too wide for it
             continue
-        found = patterns(mechanism)
-        if len(found) <= MOST_PATTERNS:
+        if (b // stride) ** batching.throws <= MOST_PATTERNS:
             break
+    found = patterns(mechanism)
     dense = np.abs(mechanism.strategy.matrix(mechanism.batching.iterations))
     means = np.array([dense[:, taking].sum(axis=1) for taking in found])
     sigma = float(np.sqrt((means**2).sum(axis=1).max()) * np.exp(rng.uniform(math.log(0.3), math.log(4.0))))

@@ -13,7 +13,7 @@ DEMO = paths.ROOT / "examples" / "demo.py"
 
 def test_demo(tmp_path: Path) -> None:
     # One ε of the four, and a tenth of the batches: the others take the same path.
-    command = [sys.executable, str(DEMO), str(tmp_path), "8", "--batches-per-epoch", "10"]
+    command = [sys.executable, str(DEMO), str(tmp_path), "8", "--batches-per-epoch", "10", "--seconds", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("noise multiplier for") == 3

@@ -224,12 +224,15 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "2-Gaussian differentially private up to 1e-09" in out
     assert path.read_text().startswith("direction,false_positive_rate,true_positive_rate\nremove,0.0,")
     status, out, _ = run(
-        monkeypatch, capsys, "--true-positive-rate", "0.3", "--false-positive-rate", "0.02", "--json"
+        monkeypatch, capsys, "--true-positive-rate", "0.3", "--false-positive-rate", "0.02", "--json",
+        "--tuning-runs", "5", "--tuning-shape", "1",
     )  # fmt: skip
     answer = json.loads(out)
     assert status == 0
     assert answer["true_positive_rates"]["0.02"] <= 0.3
     assert "proved upper bound" in answer["statement"]
+    assert answer["tuned"]["base_epsilon"] < answer["tuned"]["epsilon"]
+    assert answer["tuned"]["shape"] == "geometric"
     for name in ("curve.json", "curve.svg"):
         assert run(monkeypatch, capsys, "--epsilon", "2", "--delta", "1e-6", "-o", str(tmp_path / name))[0] == 0
         assert (tmp_path / name).stat().st_size > 100

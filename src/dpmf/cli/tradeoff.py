@@ -33,6 +33,12 @@ def tradeoff(
     false_positive_rate: Annotated[float | None, typer.Option(help="False-positive rate of the attacks.")] = None,
     slack: Annotated[float, typer.Option(help="Probability up to which μ holds.")] = 1e-9,
     renyi: Annotated[bool, typer.Option("--renyi", help="Also give Rényi divergences (fixed bins).")] = False,
+    tuning_runs: Annotated[
+        float | None, typer.Option(help="Also account for a search: the expected number of runs, the best is released.")
+    ] = None,
+    tuning_shape: Annotated[
+        float, typer.Option(help="Their distribution: inf for Poisson, 1 geometric, 0 logarithmic.")
+    ] = float("inf"),
     direction: DirectionName = "both",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .csv, .json or .png file for the curve.")
@@ -41,7 +47,7 @@ def tradeoff(
 ) -> None:
     """Show what any attack can achieve, or calibrate to it, and print a paragraph for a paper."""
     import dpmf
-    from dpmf import attack_report, report, targets
+    from dpmf import attack_report, report, targets, tuning
     from dpmf.formatting import upper
     from dpmf.paper import statement
 
@@ -80,11 +86,15 @@ def tradeoff(
         bound = dpmf.epsilon(
             mechanism, noise_multiplier=noise_multiplier, delta=level, accountant=accountant, direction=direction
         )
-    text = statement(mechanism, bound, found)
+        tuned = None
+        if tuning_runs is not None:
+            tuned = tuning.total_epsilon(found, delta=level, mean=tuning_runs, shape=tuning_shape)
+    text = statement(mechanism, bound, found) + ("" if tuned is None else f" With tuning, {tuned}.")
     if output is not None:
         attack_report.write_tradeoff(output, mechanism, found)
     if as_json:
-        print_json({"mechanism": mechanism.name, **found.to_dict(), "statement": text})
+        total = None if tuned is None else tuned.to_dict()
+        print_json({"mechanism": mechanism.name, **found.to_dict(), "tuned": total, "statement": text})
         return
     attack_report.print_tradeoff(mechanism, found)
     print(text)

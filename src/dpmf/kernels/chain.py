@@ -70,6 +70,37 @@ def block_transforms(
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
+def overlap_step(block: np.ndarray, values: np.ndarray, weights: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """out[i·r, :] = Σ_k weights[k]·block[i·r·k, :]·values[r·k, :], complex, for nodes i, k and any r between them.
+
+    The middle axis of `block` and `values` holds the real and the imaginary parts; `floor` is by frequency.
+    """
+    nodes, width = len(weights), values.shape[2]
+    between = values.shape[0] // nodes
+    out = np.empty((nodes * between, 2, width))
+    weighted = np.empty_like(values)
+    for j in range(values.shape[0]):
+        weight = weights[j % nodes]
+        for f in range(width):
+            weighted[j, 0, f] = weight * values[j, 0, f]
+            weighted[j, 1, f] = weight * values[j, 1, f]
+    real, imaginary = np.empty(width), np.empty(width)
+    for row in range(nodes * between):
+        r = row % between
+        real[:] = 0.0
+        imaginary[:] = 0.0
+        for k in range(nodes):
+            i, j = row * nodes + k, r * nodes + k
+            for f in range(width):
+                real[f] += block[i, 0, f] * weighted[j, 0, f] - block[i, 1, f] * weighted[j, 1, f]
+                imaginary[f] += block[i, 0, f] * weighted[j, 1, f] + block[i, 1, f] * weighted[j, 0, f]
+        for f in range(width):
+            out[row, 0, f] = floor[f] if real[f] < floor[f] else real[f]
+            out[row, 1, f] = imaginary[f]
+    return out
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"})
 def _product(a: np.ndarray, b: np.ndarray, floor: float, out: np.ndarray) -> None:
     """out = a·b, complex; the first axis holds the real and the imaginary parts."""
     n = a.shape[1]

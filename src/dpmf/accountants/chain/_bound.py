@@ -36,17 +36,18 @@ class _Tuning:
       coarse: the factor on spacings of coarse laws.
       fine_loss: the part of a value that smoothing may cost.
       coarse_loss: the same for coarse laws.
+      coarse_loss_together: the same for several strikes: it is meant for the farthest of them.
       largest_epsilon: beyond this ε, the Gaussian mechanism without amplification answers.
       variances: of G/σ²; outside this range, the Gaussian mechanism without amplification answers.
       far: a coarse bound this many times above or below a target is not refined.
       steep: θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T.
       far_strike: K/n from which single terms may reach the strike before the bulk does.
       many: number of frequencies of a coarse inversion from which another kind is tried.
-      alike: where the tilted inversion takes fewer frequencies, it may be this many times larger on a coarse law.
-      alike_together: the same for several strikes.
+      few_together: frequencies of a coarse pass up to which one tilt serves all strikes of a group.
       same_route: change of log(G/σ²) over which the same inversion is expected to stay the best.
       noise: the part of a value that rounding errors may be before another inversion is tried.
       group: largest difference of the ε whose strikes share a pass over the frequencies.
+      range_together: the part that δ at the largest ε of a group is expected to be of the one before the group.
       most_shared: frequencies of a coarse pass beyond which strikes do not share it (tilted, others).
       least_delta: smaller δ need not be bounded tightly.
       negligible: smaller δ are not improved on when there is a target.
@@ -58,18 +59,19 @@ class _Tuning:
     coarse: float = 2.0
     fine_loss: float = 0.01
     coarse_loss: float = 0.1
+    coarse_loss_together: float = 0.05
     largest_epsilon: float = 200.0
     variances: tuple[float, float] = (1e-9, 300.0)
     far: float = 30.0
     steep: float = 9.0
     far_strike: float = 3.0
     many: int = 64
-    alike: float = 1.1
-    alike_together: float = 1.5
+    few_together: int = 200
     same_route: float = 0.2
     noise: float = 0.025
     group: float = 0.65
-    most_shared: tuple[int, int] = (150, 600)
+    range_together: float = 1e-6
+    most_shared: tuple[int, int] = (300, 600)
     least_delta: float = 1e-15
     negligible: float = 1e-100
     profile_floor: float = 1e-13
@@ -233,7 +235,7 @@ class ChainBound(PreparedAccountant):
         strikes = n * np.exp(sign * epsilons) * (1 - sign * slip)
         scales = np.exp(epsilons * (sign < 0)) / n * (1 + 4 * slip)
         top, centre = float(strikes.max()), float(strikes[len(strikes) // 2])
-        likely = 1e-3 * above * float((1 / n / scales).min())
+        likely = _TUNING.range_together * above * float((1 / n / scales).min())
         law = model.law(top, sign, self._resolution.scaled(_TUNING.coarse), likely)
         start = pilot(law, centre, _scale(model, centre))
         if start is None:
@@ -352,6 +354,12 @@ class ChainBound(PreparedAccountant):
         else:
             names = ("puts", "calls", "tilted") if steep else ("puts", "calls")
         best: list[tuple[Inversion, _Route] | None] = [None] * len(strikes)
+        if len(strikes) > 1 and names[0] != "tilted":
+            # One tilt serves many strikes of a light tail, with far fewer frequencies than the others take.
+            together = self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)
+            few = [one for one in together if one is not None and one.frequencies <= _TUNING.few_together]
+            if len(few) == len(strikes):
+                return [(one, _Route("tilted")) for one in few]
         for name in names:
             found = self._invert(law, tilt, _Route(name), strikes, coarse=True)
             for place, one in enumerate(found):
@@ -361,19 +369,19 @@ class ChainBound(PreparedAccountant):
             if all(one is not None and one.noise < _TUNING.noise * (one.value + law.surplus) for one in found):
                 break
         if not steep and all(one and one[0].frequencies >= _TUNING.many for one in best):
-            # Near the mean of a sum that hardly varies, the tilted inversion has a shorter period. For several strikes
-            # together, smoothing on this coarse law is what makes it larger, and one pass is better than two.
-            fewer, alike = (2.0, _TUNING.alike) if len(strikes) == 1 else (1.0, _TUNING.alike_together)
+            # Near the mean of a sum that hardly varies, the tilted inversion has a shorter period.
             for place, one in enumerate(self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)):
                 held = best[place]
-                if one and held and fewer * one.frequencies < held[0].frequencies and one.value < alike * held[0].value:
+                if one and held and 2 * one.frequencies < held[0].frequencies and one.value < 1.1 * held[0].value:
                     best[place] = one, _Route("tilted")
         return best
 
     def _invert(
         self, law: Law, tilt: float, route: _Route, strikes: Array, coarse: bool = False
     ) -> list[Inversion | None]:
-        loss = _TUNING.coarse_loss if coarse else _TUNING.fine_loss
+        loss = _TUNING.fine_loss
+        if coarse:
+            loss = _TUNING.coarse_loss if len(strikes) == 1 else _TUNING.coarse_loss_together
         if route.name == "puts":
             return invert_puts(law, strikes, loss=loss, most=self._most)
         if route.name == "calls":

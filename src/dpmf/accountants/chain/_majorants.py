@@ -27,10 +27,12 @@ from dpmf.accountants.chain._block_fits import (
 )
 from dpmf.accountants.chain._blocks import RenewalModel, SeparatorModel
 from dpmf.accountants.chain._lines import LineModel, StationaryModel
+from dpmf.accountants.chain._overlap_fits import overlaps
+from dpmf.accountants.chain._overlaps import OverlapModel
 from dpmf.gram.bands import cyclic_bandwidth
 from dpmf.numerics import Array
 
-Model: TypeAlias = LineModel | SeparatorModel | RenewalModel
+Model: TypeAlias = LineModel | SeparatorModel | RenewalModel | OverlapModel
 Candidate: TypeAlias = tuple[str, Model]
 
 
@@ -104,6 +106,8 @@ def _worth_keeping(gram: Array) -> Iterator[Candidate]:
 def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     """Every family that applies, fitted."""
     found: list[tuple[str, Model | None]] = [("separators", separators(gram, emphasis))]
+    if gram[0, -1] == 0:
+        found += [("overlaps", model) for model in overlaps(gram, emphasis)]
     width = cyclic_bandwidth(gram)
     if width > _TUNING.narrow:
         found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))

@@ -18,12 +18,12 @@ from dpmf import budget
 from dpmf.numerics import UNIT, Array
 
 # Constants of the proof that weights are rounded up (docs/theory/discretisation.md, "Weights of a spread").
-_POINTS, _POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
-_POINTS, _POINT_WEIGHTS = (_POINTS + 1) / 2, _POINT_WEIGHTS / 2
-_PANEL = 0.5  # largest width of a panel of the quadrature, in deviations
+POINTS, POINT_WEIGHTS = np.polynomial.legendre.leggauss(12)
+POINTS, POINT_WEIGHTS = (POINTS + 1) / 2, POINT_WEIGHTS / 2
+PANEL = 0.5  # largest width of a panel of the quadrature, in deviations
 _FARTHEST = 13.0  # deviations from the mean beyond which a weight is below the floor
-_WEIGHT_ERROR = 1e-12  # relative error of the quadrature and of `ndtr`
-_WEIGHT_FLOOR = 1e-34  # bound on weights where the quadrature's relative error is not under control
+WEIGHT_ERROR = 1e-12  # relative error of the quadrature and of `ndtr`
+WEIGHT_FLOOR = 1e-34  # bound on weights where the quadrature's relative error is not under control
 _SMALLEST = 1e-290  # at real tilts, smaller numbers are raised to this (docs/theory/floating-point.md, "The chain")
 _NODE_BITS = 24  # significant bits of spacings, so that multiples of them are exact
 
@@ -126,9 +126,9 @@ def hat_weights(nodes: Array, means: Array, deviation: float, slope: float) -> t
     rounded up: see "Weights of a spread" in docs/theory/discretisation.md for the error of the quadrature.
     """
     spacing = float(nodes[1] - nodes[0])
-    panels = max(1, math.ceil(spacing / (_PANEL * deviation)))
-    offset = ((np.arange(panels)[:, None] + _POINTS) * (spacing / panels)).ravel()
-    measure = np.tile(_POINT_WEIGHTS, panels) * (spacing / panels / deviation / math.sqrt(2 * math.pi))
+    panels = max(1, math.ceil(spacing / (PANEL * deviation)))
+    offset = ((np.arange(panels)[:, None] + POINTS) * (spacing / panels)).ravel()
+    measure = np.tile(POINT_WEIGHTS, panels) * (spacing / panels / deviation / math.sqrt(2 * math.pi))
     upper = np.expm1(slope * offset) / math.expm1(slope * spacing) if slope * spacing > 1e-9 else offset / spacing
     share = np.stack((measure * (1 - upper), measure * upper), axis=1)
     budget.claim(24.0 * len(means) * len(nodes))
@@ -155,7 +155,7 @@ def hat_weights(nodes: Array, means: Array, deviation: float, slope: float) -> t
     else:
         gain = np.minimum(slope * (means - nodes[0]) + 0.5 * (slope * deviation) ** 2, 700.0)
         weights[:, 0] += np.minimum(np.exp(gain) * ndtr(start_z - slope * deviation), below)
-    return weights * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR, below * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR
+    return weights * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR, below * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +317,7 @@ class TermTable:
         half = math.ceil((_TUNING.nugget_reach * root + root**2) / self._step) + 1
         nodes: Array = self._step * np.arange(-half, half + 1.0)
         weights, left = hat_weights(nodes, np.array([-(root**2) / 2]), root, 1.0)
-        beyond = float(ndtr(root / 2 - nodes[-1] / root)) * (1 + _WEIGHT_ERROR) + _WEIGHT_FLOOR
+        beyond = float(ndtr(root / 2 - nodes[-1] / root)) * (1 + WEIGHT_ERROR) + WEIGHT_FLOOR
         return weights[0], half, float(left[0]), beyond
 
     def _values(self, half: int) -> Array:
@@ -419,6 +419,11 @@ class Option:
     def span(self, largest_load: float, factors: int) -> float:
         """About the length of the interval that the nodes of a spread cover."""
         return self._reach(factors) + largest_load + _TUNING.inner_end
+
+    def ends(self, largest_load: float, inner_end: float) -> tuple[float, float]:
+        """Where the nodes of a spread begin and end; `inner_end` is on the side where truncation moves mass inward."""
+        reach = self._reach(1)
+        return (-inner_end, reach + largest_load) if self.sign > 0 else (-reach - 0.1, inner_end)
 
     def spread(self, largest_load: float, spacing: float, factors: int = 1) -> Spread:
         """A spread of a standard normal factor that is one of several; for calls its last node is at least the load."""

@@ -90,22 +90,35 @@ class Pairs:
         for direction in DIRECTIONS:
             limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
             bounds = Least(prepared.name, prepared.mechanism, parts).bounds()
-            largest[direction] = self._where_small(bounds[0], noise_multiplier, tail, limit, direction)
+            largest[direction] = self._where_small(bounds, noise_multiplier, tail, limit, direction)
             chosen = self._best(bounds, noise_multiplier, largest[direction], tail, direction)
             profiles[direction] = _profile(chosen, noise_multiplier, direction, only_rough=rough)
         return ProfilePoints(interval, profiles, largest, tail)
 
+    def _known(self, noise_multiplier: float, direction: Direction) -> list[PreparedAccountant]:
+        """The best bounds, where they were found at a σ nearby."""
+        sigma, chosen = self._chosen.get(direction, (math.inf, []))
+        return chosen if abs(math.log(sigma / noise_multiplier)) < _TUNING.same_choice else []
+
     def _where_small(
-        self, bound: PreparedAccountant, noise_multiplier: float, tail: float, limit: float, direction: Direction
+        self,
+        bounds: Sequence[PreparedAccountant],
+        noise_multiplier: float,
+        tail: float,
+        limit: float,
+        direction: Direction,
     ) -> float:
         """About the ε at which a bound, roughly, falls below the tail; at most the limit, where another bound does."""
         mechanism = self._prepared.mechanism
         deviation = math.sqrt(mechanism.gram_sums.total) / mechanism.batching.batches_per_epoch / noise_multiplier
+        bound = next((bound for bound in bounds if bound.roughness > 1), bounds[0])
         while True:
             epsilon = self._reach[direction] * deviation
-            if epsilon >= limit:
-                return limit
-            if _roughly(bound, noise_multiplier, [epsilon], direction)[0] <= tail:
+            if epsilon >= limit or self._known(noise_multiplier, direction):
+                return min(epsilon, limit)
+            budget.check()
+            found = bound.rough_delta(noise_multiplier, epsilon, direction, tail)
+            if found is not None and found.value <= tail:
                 return epsilon
             self._reach[direction] *= _TUNING.stride
 
@@ -118,9 +131,9 @@ class Pairs:
         direction: Direction,
     ) -> list[PreparedAccountant]:
         """The bounds that are the least at some probe, roughly; one of them where it is nearly the least everywhere."""
-        known = self._chosen.get(direction)
-        if known is not None and abs(math.log(known[0] / noise_multiplier)) < _TUNING.same_choice:
-            return known[1]
+        known = self._known(noise_multiplier, direction)
+        if known:
+            return known
         probes = [share * largest for share in _TUNING.probes]
         table = [_roughly(bound, noise_multiplier, probes, direction) for bound in bounds]
         least = [max(min(column), _TUNING.seen * tail) for column in zip(*table, strict=True)]
@@ -128,9 +141,10 @@ class Pairs:
         excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in table]
         overall = min(range(len(bounds)), key=lambda k: sum(excess[k]))
         chosen = [bounds[overall]]
-        if max(excess[overall]) > math.log(_TUNING.nearly):
-            places = {min(range(len(bounds)), key=lambda k: excess[k][probe]) for probe in range(len(probes))}
-            chosen = [bounds[k] for k in sorted(places | {overall})]
+        for probe in range(len(probes)):
+            if excess[overall][probe] > math.log(_TUNING.nearly):
+                local = bounds[min(range(len(bounds)), key=[row[probe] for row in excess].__getitem__)]
+                chosen += [] if local in chosen else [local]
         self._chosen[direction] = noise_multiplier, chosen
         return chosen
 
