@@ -40,6 +40,17 @@ def outcome(row: Row, complete: bool) -> str:
     return row.note or (f"the {row.binding} direction decides" if row.binding else "")
 
 
+def errors_in_words(view: View) -> str:
+    """Return a sentence about the noise in the model; nothing before it is known."""
+    if not view.errors:
+        return ""
+    each = "; ".join(
+        f"{name}: {upper(error, 4)}, {relative:.3f} times that of DP-SGD with its best batching"
+        for name, error, relative in view.errors
+    )
+    return f"Error of the noise in the model (root mean square over iterations, clipping norm 1). {each}."
+
+
 _CAPTIONS = {
     "curves": "Upper bounds on δ(ε). No accountant can guarantee a point in the grey area.",
     "gram": "The Gram matrix, which is all that the accountants need to know of the strategy.",
@@ -86,8 +97,8 @@ def html(view: View, request: Request, pictures: Mapping[str, str], attacks: Tra
 </head>
 <body>
 <h1>{escape(view.mechanism)}</h1>
-<p>{answer} Neighbouring: {relation}. Noise multipliers are for clipping norm 1 and the strategy as given; batching is
-balls-in-bins.</p>
+<p>{answer} Neighbouring: {relation}. Noise multipliers are for clipping norm 1 and the strategy as given.</p>
+<p>{escape(errors_in_words(view))}</p>
 <table>
 <tr><th>accountant</th><th>noise multiplier σ</th><th></th></tr>
 {rows}

@@ -14,16 +14,19 @@ from dpmf import api, validation
 from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant
 from dpmf.accountants.registry import covering, resolve, suitable, with_options
 from dpmf.batching import Poisson
+from dpmf.designs.baseline import error_beside
 from dpmf.lower_bounds import lower_delta, lower_noise_multiplier
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.web.request import Request
+from dpmf.workloads import damped, prefix
 
 # The order in which accountants are asked, so that numbers appear early.
 _CHEAP_FIRST = ("gaussian", "lattice", "renyi", "cascade")
 _DEAR_LAST = ("conditional",)
 CURVE_POINTS = 9
 HEAT_MAP_CELLS = 128
+_MEMORY = 100.0  # iterations after which the model forgets, which predicts training well (docs/training.md)
 
 
 def compared(mechanism: Mechanism) -> list[str]:
@@ -59,6 +62,7 @@ class View:
     epsilons: tuple[float, ...] = ()
     curves: Mapping[str, tuple[float, ...]] | None = None
     lower_curve: tuple[float, ...] = ()
+    errors: tuple[tuple[str, float, float], ...] = ()  # workload, error, the same relative to DP-SGD's best batching
     gram: tuple[tuple[float, ...], ...] = ()
     batches: int = 0
     done: int = 0
@@ -83,6 +87,7 @@ class View:
         changed["rows"] = tuple(Row(**row) for row in values["rows"])
         changed["epsilons"] = tuple(values["epsilons"])
         changed["lower_curve"] = tuple(values["lower_curve"])
+        changed["errors"] = tuple((name, error, relative) for name, error, relative in values["errors"])
         changed["gram"] = tuple(tuple(row) for row in values["gram"])
         changed["curves"] = {name: tuple(curve) for name, curve in (values["curves"] or {}).items()}
         return cls(**changed)
@@ -142,6 +147,8 @@ def views(
     if sigma is None:
         yield replace(view, done=view.steps, doing="", complete=True)
         return
+    if view.best is not None:
+        view = replace(view, errors=_errors(mechanism, view.best.noise_multiplier or sigma, epsilon, delta))
     grid = tuple(float(e) for e in np.linspace(0.0, 2 * epsilon, CURVE_POINTS))
     view = _next(view, "lower bound of δ(ε)", curve_noise=sigma, epsilons=grid)
     view = replace(view, steps=view.done + 1 + len(prepared))
@@ -156,6 +163,20 @@ def views(
         )
         view = replace(view, curves={**(view.curves or {}), name: tuple(float(d) for d in curve.deltas)})
     yield replace(view, done=view.steps, doing="", complete=True)
+
+
+def _errors(
+    mechanism: Mechanism, noise_multiplier: float, epsilon: float, delta: float
+) -> tuple[tuple[str, float, float], ...]:
+    """The noise in the model for two workloads; nothing for a matrix that is too large to be inverted."""
+    found = []
+    for workload in (prefix(), damped(_MEMORY)):
+        try:
+            beside = error_beside(mechanism, noise_multiplier, workload, epsilon, delta)
+        except ValueError:  # a dense matrix of many iterations, or a target that DP-SGD cannot be calibrated to
+            continue
+        found.append((beside.workload, beside.error.root_mean_square, beside.relative))
+    return tuple(found)
 
 
 def _next(view: View, doing: str, **changes: Any) -> View:

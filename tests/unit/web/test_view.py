@@ -100,3 +100,14 @@ def test_the_lines_given_reproduce_the_view(request_: Request, tmp_path: Path, c
     assert done.returncode == 0, done.stderr
     cells = {c["accountant"]: c["noise_multiplier"] for c in json.loads(done.stdout)["cells"]}
     assert cells == {row.accountant: row.noise_multiplier for row in view.rows}
+
+
+def test_the_noise_in_the_model_is_shown_beside_independent_noise() -> None:
+    request = Request("bsr", 2, 10, 2.0, 1e-5, bandwidth=2)
+    *_, last = views(request.mechanism(), request, ["gaussian"])
+    found = {name: (error, relative) for name, error, relative in last.errors}
+    assert set(found) == {"prefix sums", "damped sums, memory 100"}
+    direct = dpmf.error(request.mechanism(), last.best.noise_multiplier, dpmf.workloads.prefix()).root_mean_square
+    assert found["prefix sums"][0] == direct
+    assert all(relative > 0 for _, relative in found.values())
+    assert View.from_dict(last.to_dict()) == last

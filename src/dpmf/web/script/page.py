@@ -17,7 +17,7 @@ import streamlit as st
 from dpmf.batching import NAMES
 from dpmf.formatting import lower
 from dpmf.web import recipe
-from dpmf.web.document import html, noise, outcome
+from dpmf.web.document import errors_in_words, html, noise, outcome
 from dpmf.web.pool import Pool, Snapshot
 from dpmf.web.request import BANDED, DIRECTIONS, LONGEST_TEXT, STRATEGIES, Request, parse
 from dpmf.web.serve import shared_pool
@@ -122,6 +122,8 @@ def _show(view: View, pictures: Mapping[str, str], request: Request, finished: b
     left.metric("Noise multiplier σ, guaranteed", sigma, help="for clipping norm 1 and the strategy as given")
     right.metric("Lower bound", below, help="no accountant can certify a smaller noise multiplier")
     _table(view, finished)
+    if view.errors:
+        st.markdown(_markdown_safe(errors_in_words(view)))
     left, right = st.columns(2)
     if "curves" in pictures:
         with left:
