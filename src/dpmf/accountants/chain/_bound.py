@@ -39,6 +39,7 @@ class _Tuning:
       coarse_loss_together: the same for several strikes: it is meant for the farthest of them.
       largest_epsilon: beyond this ε, the Gaussian mechanism without amplification answers.
       variances: of G/σ²; outside this range, the Gaussian mechanism without amplification answers.
+      most_variance_of_overlaps: the same for overlapping separators: at little noise their laws take minutes.
       far: a coarse bound this many times above or below a target is not refined.
       steep: θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T.
       far_strike: K/n from which single terms may reach the strike before the bulk does.
@@ -62,6 +63,7 @@ class _Tuning:
     coarse_loss_together: float = 0.05
     largest_epsilon: float = 200.0
     variances: tuple[float, float] = (1e-9, 300.0)
+    most_variance_of_overlaps: float = 0.5
     far: float = 30.0
     steep: float = 9.0
     far_strike: float = 3.0
@@ -263,6 +265,8 @@ class ChainBound(PreparedAccountant):
 
     def _applies(self, noise_multiplier: float, epsilon: float) -> bool:
         least, most = _TUNING.variances
+        if self.family == "overlaps":
+            most = _TUNING.most_variance_of_overlaps
         return least <= self._largest / noise_multiplier**2 <= most and epsilon <= _TUNING.largest_epsilon
 
     def _bound(
