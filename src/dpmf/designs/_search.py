@@ -29,7 +29,7 @@ _TOLERANCE = 1e-3  # of calibration: the error is not needed more accurately
 _SAMPLING = 0.985  # a sampled error may be this much too large, and a candidate above the best one still be better
 _CERTIFIED_AT_MOST = 12
 _FAR_ABOVE = 1.15  # a guarantee this many times the sampled noise multiplier, for lack of time, is no use
-_LITTLE_TIME = 100.0  # seconds with which not every candidate is estimated at first
+_LITTLE_TIME = 200.0  # seconds with which not every candidate is estimated at first
 _FIRST_SHARE = 0.6  # the part of the time left that one calibration may take
 _LOWER_SECONDS = 10.0
 _VERSION = 1  # to be raised whenever accountants give other numbers at the same version of dpmf
@@ -103,7 +103,7 @@ class Search:
         """
         quick = [c for c in self._todo if c.separate]
         slow = [c for c in self._todo if not c.separate]
-        self._work(_certified, quick[:2], 1.0)
+        self._work(_certified, quick[:4], 1.0)
         if not any(option.certified for option in self._options.values()) and slow:
             self._work(_certified, [c for c in slow if c.family == "dpsgd"][:1] or slow[:1], 1.0)
         first = [c for c in slow if c.promising] if self._ends - time.time() < _LITTLE_TIME else slow

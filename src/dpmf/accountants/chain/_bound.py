@@ -20,6 +20,7 @@ from dpmf.accountants.chain._inversion import (
     invert_tilted,
     pilot,
 )
+from dpmf.accountants.chain._overlaps import OverlapModel
 from dpmf.accountants.chain._spreads import Resolution
 from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.loss.gaussian import gaussian_delta
@@ -265,7 +266,7 @@ class ChainBound(PreparedAccountant):
 
     def _applies(self, noise_multiplier: float, epsilon: float) -> bool:
         least, most = _TUNING.variances
-        if self.family == "overlaps":
+        if isinstance(self.model, OverlapModel):
             most = _TUNING.most_variance_of_overlaps
         return least <= self._largest / noise_multiplier**2 <= most and epsilon <= _TUNING.largest_epsilon
 

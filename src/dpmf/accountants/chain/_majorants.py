@@ -94,7 +94,11 @@ def models(gram: Array) -> list[Candidate]:
 def _worth_keeping(gram: Array) -> Iterator[Candidate]:
     kept: list[Candidate] = []
     for emphasis in _TUNING.emphases:
-        found = _screened(candidates(gram, emphasis), gram, emphasis)
+        fitted = candidates(gram, emphasis)
+        # Overlapping separators answer only where there is much noise, so others are kept whatever these cost.
+        quick = [named for named in fitted if not isinstance(named[1], OverlapModel)]
+        found = [named for named in fitted if isinstance(named[1], OverlapModel)]
+        found += _screened(quick, gram, emphasis)
         kept += found
         yield from found
     if np.all(gram > 0) and _wraps(gram):
