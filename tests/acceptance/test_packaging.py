@@ -162,7 +162,7 @@ def test_the_installed_package_works(installed: Path) -> None:
     ("line", "expected"),
     [
         ("dpmf ca", {"calibrate"}),
-        ("dpmf calibrate --str", {"--strategy"}),
+        ("dpmf calibrate --strat", {"--strategy"}),
         ("dpmf calibrate --strategy bi", {"bisr"}),
         ("dpmf delta --accountant g", {name for name in ACCOUNTANTS if name.startswith("g")}),
         ("dpmf delta --direction re", {"remove"}),

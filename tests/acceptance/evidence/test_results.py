@@ -254,9 +254,15 @@ def other_database(path: Path, application: int, version: int) -> None:
 
 
 WRONG = {
-    "unknown name": (["run", "fig-nonsense"], "name must be one of results, tightness, accountants, fig-gram"),
+    "unknown name": (
+        ["run", "fig-nonsense"],
+        "name must be one of results, tightness, batchings, mechanisms",
+    ),
     "unknown figure": (["plot", "fig-nonsense"], "figure must be one of fig-gram, fig-main"),
-    "unknown page": (["export", "nonsense"], "page must be one of results, tightness, accountants"),
+    "unknown page": (
+        ["export", "nonsense"],
+        "page must be one of results, tightness, batchings, mechanisms",
+    ),
     "unknown picture": (["pictures", "nonsense"], "picture must be one of batches"),
     "unknown format": (["plot", "--format", "gif"], "format must be one of png, pdf"),
     "no checkout": (["status"], "run this from the root of a checkout"),
