@@ -161,7 +161,7 @@ def test_auto_asks_no_more_than_best(monkeypatch):
         counts[name] = len(asked)
     assert counts["never close enough"] <= counts["best"] + 1
     assert counts["close enough"] < counts["best"]
-    assert counts["close enough"] <= 3
+    assert counts["close enough"] <= 4  # one of them by overlapping separators, which decline at once at this noise
 
 
 def test_out_of_time_the_lower_bound_is_a_closed_form():
