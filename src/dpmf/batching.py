@@ -239,6 +239,12 @@ Batching: TypeAlias = BallsInBins | Poisson
 AnyBatching: TypeAlias = BallsInBins | Poisson | OneThrow
 
 NAMES = ("fixed", "reshuffled", "cyclic", "poisson", "cyclic-poisson")
+TAKERS = {  # which of them take which option
+    "iterations": ("fixed",),
+    "rethrow_every": ("reshuffled", "cyclic"),
+    "stride": ("fixed", "reshuffled", "cyclic", "cyclic-poisson"),
+    "gap": ("reshuffled", "cyclic"),
+}
 
 
 def build(
@@ -269,13 +275,9 @@ def build(
     validation.choice("batching", name, NAMES)
     k, b = _shape(epochs, batches_per_epoch)
     poisson = name.endswith("poisson")
-    for option, value, takers in (
-        ("iterations", iterations, ("fixed",)),
-        ("rethrow_every", rethrow_every, ("reshuffled", "cyclic")),
-        ("stride", stride, ("fixed", "reshuffled", "cyclic", "cyclic-poisson")),
-        ("gap", gap, ("reshuffled", "cyclic")),
-    ):
-        if value is not None and name not in takers:
+    given = {"iterations": iterations, "rethrow_every": rethrow_every, "stride": stride, "gap": gap}
+    for option, takers in TAKERS.items():
+        if given[option] is not None and name not in takers:
             raise ArgumentError(option, f"applies only to batching {' or '.join(takers)}, not to {name}")
     if name.startswith("cyclic") and stride is None:
         stride = next((s for s in range(min(bandwidth, b), b + 1) if b % s == 0), b)

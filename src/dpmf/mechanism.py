@@ -93,6 +93,17 @@ class Mechanism:
             return 0.0
         return largest_product_between_throws(self.strategy, self.batching)
 
+    @property
+    def shared_sensitivity(self) -> float:
+        """An upper bound on √(T(T − 1)·S): that of the Gaussian mechanism which all T throws have in common."""
+        throws = self.batching.throws
+        return math.sqrt(throws * (throws - 1) * self.product_between_throws) * (1 + 4 * UNIT)
+
+    @property
+    def sampled_sensitivity(self) -> float:
+        """An upper bound on the norm of one column: the sensitivity of one iteration on a Poisson sample."""
+        return self.sensitivity / math.sqrt(self.batching.throws) * (1 + self.gram_error)
+
     def thrown_once(self) -> BallsInBins | OneThrow:
         """The batching, where the Gram matrix describes the whole mechanism."""
         if isinstance(self.batching, Poisson) or not self.batching.fixed:

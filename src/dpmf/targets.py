@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from scipy.special import ndtri
 
@@ -16,9 +17,7 @@ from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.search import least_noise
 
-_TARGET = math.exp(
-    -1
-)  # what the search is told to reach: values are scaled so that its first guess of a slope is right
+_TARGET = math.exp(-1)  # values are scaled to this, so that the first guess of a slope of the search is right
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,7 @@ def calibrate_to_mu(
     **Formal guarantees.** The curve returned was computed at its own noise multiplier, and its μ is at most the target.
     """
     target = validation.positive("target_mu", target_mu)
-
-    def mu(found: TradeOff) -> float:
-        return found.mu
-
-    return _least(mechanism, mu, target, accountant, direction, slack, relative_tolerance)
+    return _least(mechanism, attrgetter("mu"), target, accountant, direction, slack, relative_tolerance)
 
 
 def calibrate_to_attack(

@@ -35,19 +35,13 @@ if TYPE_CHECKING:
 
 # `compare` draws samples for every noise multiplier it tries, and this many suffice for three digits.
 _QUICK_SAMPLES = 100_000
-# Which batchings take which option.
-_TAKERS = {
-    "iterations": ("fixed",),
-    "rethrow_every": ("reshuffled", "cyclic"),
-    "stride": ("fixed", "reshuffled", "cyclic", "cyclic-poisson"),
-    "gap": ("reshuffled", "cyclic"),
-}
 
 
 def mechanisms_from(**options: Any) -> "list[Mechanism]":
     """Build a mechanism for each strategy and batching that was named; options go to those that take them."""
     from dpmf import validation
     from dpmf.batching import NAMES as BATCHINGS
+    from dpmf.batching import TAKERS
     from dpmf.strategies import NAMES
 
     names, batchings = listed(options.pop("strategy")) or [], listed(options.pop("batching")) or []
@@ -64,7 +58,7 @@ def mechanisms_from(**options: Any) -> "list[Mechanism]":
                 if value is not None
                 and (
                     (option in ("bandwidth", "buffers", "file", "decay", "exponent") and option not in takes_these)
-                    or batching not in _TAKERS.get(option, BATCHINGS)
+                    or batching not in TAKERS.get(option, BATCHINGS)
                 )
             }
             try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -115,9 +114,8 @@ def _cached_distribution(
     sigma = mechanism.checked_noise(event.noise_multiplier)
     throws = mechanism.batching.throws
     if isinstance(mechanism.batching, Poisson):
-        norm = mechanism.sensitivity / math.sqrt(throws) * (1 + mechanism.gram_error)
         sampled = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma / norm * (1 - 8 * UNIT),
+            sigma / mechanism.sampled_sensitivity * (1 - 8 * UNIT),
             sampling_prob=mechanism.batching.sampling_rate,
             value_discretization_interval=interval,
         )
@@ -130,10 +128,9 @@ def _cached_distribution(
         pld_pmf.create_pmf(remove, interval, pair.upper_only, True),
         pld_pmf.create_pmf(add, interval, pair.lower_only, True),
     ).self_compose(throws)
-    if mechanism.product_between_throws > 0:  # the Gaussian mechanism that all throws share
-        shared = math.sqrt(throws * (throws - 1) * mechanism.product_between_throws) * (1 + 8 * UNIT)
+    if mechanism.shared_sensitivity > 0:
         gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma, sensitivity=shared, value_discretization_interval=interval
+            sigma, sensitivity=mechanism.shared_sensitivity * (1 + 8 * UNIT), value_discretization_interval=interval
         )
         distribution = distribution.compose(gaussian)
     return distribution, (1 - max(pair.upper_only, pair.lower_only)) ** throws

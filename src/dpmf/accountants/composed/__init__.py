@@ -176,8 +176,7 @@ class _Throws(_FromDistribution):
         """The pair of one throw, and that of what all throws have in common, if there is anything."""
         throw, throws = self.mechanism.throw, self._throws
         variance = throws * throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
-        between = throws * (throws - 1) * self.mechanism.product_between_throws
-        shared = math.sqrt(between) / noise_multiplier * (1 + 8 * UNIT)
+        shared = self.mechanism.shared_sensitivity / noise_multiplier * (1 + 8 * UNIT)
         share = _TUNING.rough if rough else _TUNING.fine
         spacing = _TUNING.rough_spacing if rough else _TUNING.spacing
         interval = _lattice(spacing * math.sqrt(variance + shared**2))
@@ -214,7 +213,7 @@ class _PoissonSamples(_FromDistribution):
     def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
         batching = self.mechanism.batching
         assert isinstance(batching, Poisson)
-        norm = self.mechanism.sensitivity / math.sqrt(batching.throws) * (1 + self.mechanism.gram_error)
+        norm = self.mechanism.sampled_sensitivity
         sampled = PoissonSample(norm / noise_multiplier * (1 + 8 * UNIT), batching.sampling_rate)
         deviation = sampled.rate * math.sqrt(math.expm1(min(sampled.sensitivity**2, 100.0)))
         spacing = min(_TUNING.spacing * math.sqrt(batching.throws), _TUNING.closed_spacing)
