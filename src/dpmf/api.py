@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from dpmf import budget, lower_bounds, validation
+from dpmf.accountants.composed import likely_noise
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import (
     RELATIONS,
@@ -295,9 +296,9 @@ def calibrate(
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
-    start = mechanism.sensitivity if near is None else mechanism.checked_noise(near)
     binding = question.directions[0]
     with question.asked() as source:
+        start = mechanism.checked_noise(near) if near is not None else likely_noise(mechanism, epsilon, delta)
         for one_way in question.directions:
             if sigma:
                 # The σ of the direction before often does for this one too: one evaluation tells.

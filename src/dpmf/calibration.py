@@ -104,12 +104,19 @@ class _Contest:
 
     def run(self, start: float, tolerance: float) -> None:
         alone = len(self._members) == 1
-        crude = tolerance if alone else max(tolerance, _CRUDE)
+        only = not alone and not self._members[0].cheap and all(member.cheap for member in self._members[1:])
+        crude = tolerance if alone or only else max(tolerance, _CRUDE)
         outside = self.best is not None
         for place in range(len(self._members)):
             if self.best is None:
                 self._search(place, start, crude, _STRIDE)
         if self.best is None or (alone and not outside):
+            return
+        if only and not outside:  # the others are closed forms, which are asked at once
+            for place in range(1, len(self._members)):
+                lower = self.best[0] * (1 - tolerance)
+                if self._evaluate(place, lower).value <= self._delta:
+                    self._search(place, lower, tolerance, _STRIDE)
             return
         common, bounds = self._compare(crude, self.best[0] * (1 - tolerance) if outside else self.best[0])
         self._follow(common, bounds, tolerance)
@@ -202,6 +209,7 @@ class _Contest:
 
     def _search(self, place: int, near: float, tolerance: float, step: float) -> None:
         """Search for the root of a bound: with rough bounds first, with fine bounds near the answer."""
+        tolerance = max(tolerance, self._members[place].resolution)
         close = (place, near) in self._asked
         rough_holds = self._members[place].kind == "bound"  # few samples give no confidence limit
 

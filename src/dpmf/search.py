@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Protocol, TypeVar
 
@@ -16,12 +17,16 @@ class Valued(Protocol):
     @property
     def value(self) -> float: ...
 
+    @property
+    def excess(self) -> float | None: ...
+
 
 Answer = TypeVar("Answer", bound=Valued)
 
 LARGEST_RATIO = 2.0**60
 _LEAST_LOG = -800.0
 _NEAR = 0.1  # within this distance in log σ, the slope is taken to be the one at the root
+_STEPS = 12  # along a line that is nearly straight, before another search takes over
 _ROUGHLY = 4e-3  # the relative tolerance of a search with rough bounds
 
 
@@ -56,6 +61,7 @@ def least_noise(
     it is within `relative_tolerance` of the smallest of all.
     """
     met: dict[float, Answer] = {}
+    straight = False
     first = math.log(start)
 
     def over(log_sigma: float, ask: Callable[[float], Answer | None]) -> float:
@@ -66,19 +72,35 @@ def least_noise(
             raise _NotRoughly
         if evaluation.value <= target_delta and (rough_holds or ask is evaluate):
             met[sigma] = evaluation
+        if evaluation.excess is not None:
+            nonlocal straight
+            straight = True
+            return evaluation.excess
         return (math.log(evaluation.value) if evaluation.value > 0 else _LEAST_LOG) - math.log(target_delta)
 
     @cache
     def excess(log_sigma: float) -> float:
         return over(log_sigma, evaluate)
 
-    near, slope = first, 2 * math.log(1 / target_delta)
+    near, slope = first, usual_slope(target_delta)
 
     def seek() -> None:
         nonlocal near, step, slope
         if rough is not None and relative_tolerance < _ROUGHLY:
-            found = _near_root(cache(lambda at: over(at, rough)), math.log(roughness), first, step, slope)
-            near, step, slope = found or (near, step, slope)
+            roughly = cache(lambda at: over(at, rough))
+            with suppress(_NotRoughly):
+                roughly(first)
+            if straight:
+                near, slope = _along_line(roughly, near, step, _ROUGHLY, slope, enough=0.1)
+            else:
+                found = _near_root(roughly, math.log(roughness), first, step, slope)
+                near, step, slope = found or (near, step, slope)
+        excess(near)
+        if straight:
+            near, slope = _along_line(excess, near, step, relative_tolerance, slope)
+            if -slope * relative_tolerance / 4 <= excess(near) <= 0:
+                return
+            step = 4 * relative_tolerance
         bracket = _bracket(excess, near, step, relative_tolerance, slope)
         if bracket is not None:
             _close_in(excess, *bracket, relative_tolerance)
@@ -90,6 +112,42 @@ def least_noise(
         return None
     sigma = min(met)
     return sigma, met[sigma]
+
+
+def usual_slope(target_delta: float) -> float:
+    """What −d excess/d log σ is taken to be before two evaluations show it."""
+    return 2 * math.log(1 / target_delta)
+
+
+def _along_line(
+    excess: Callable[[float], float], start: float, most: float, tolerance: float, slope: float, enough: float = 0.0
+) -> tuple[float, float]:
+    """Where an excess that is nearly straight should be just below zero, and its slope.
+
+    Each step leads to where the line through the last two points, or one with the slope given, meets the target.
+
+    Args:
+      excess: what is followed.
+      start: where to begin.
+      most: the largest step.
+      tolerance: how close to the root to end.
+      slope: −d excess/dx, about.
+      enough: once two points are there, a last step of at most this much need not be evaluated.
+    """
+    here = start
+    for number in range(_STEPS):
+        if -slope * tolerance / 4 <= excess(here) <= 0:
+            break
+        step = (excess(here) + slope * tolerance / 8) / slope
+        step = math.copysign(min(abs(step), most), step)
+        if number and abs(step) <= enough:
+            return here + step, slope
+        there = here + step
+        seen = (excess(here) - excess(there)) / step
+        if abs(step) > 2 * tolerance and slope / 4 < seen < 4 * slope:
+            slope = seen
+        here = there
+    return here, slope
 
 
 class _NotRoughly(Exception):

@@ -26,6 +26,7 @@ class _Scaled:
 
     value: float
     found: TradeOff
+    excess: float | None = None
 
 
 def calibrate_to_mu(

@@ -34,10 +34,15 @@ def directions_of(relation: str) -> tuple[Direction, ...]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One bound: `value` is the δ (or ε) asked for, `details` say how it came about."""
+    """One bound: `value` is the δ (or ε) asked for, `details` say how it came about.
+
+    `excess` is positive where the value misses the target that was aimed at. Where it is given, a search follows it
+    instead of the logarithm of the value over the target, because it is nearly straight in log σ.
+    """
 
     value: float
     details: Mapping[str, Any] = field(default_factory=dict)
+    excess: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class PreparedAccountant(ABC):
       kind: "bound", or what its answers are instead: "estimate" or "high-probability bound".
       roughness: about how many times larger `rough_delta` is than `delta`.
       cheap: whether an evaluation takes milliseconds.
+      resolution: the relative change of σ below which its answers cannot be told apart: no search goes further.
     """
 
     name: str
@@ -74,6 +80,7 @@ class PreparedAccountant(ABC):
     kind: str = "bound"
     roughness: float = 1.0
     cheap: bool = False
+    resolution: float = 0.0
 
     @abstractmethod
     def delta(

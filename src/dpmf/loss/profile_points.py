@@ -39,7 +39,7 @@ class _Tuning:
     """
 
     tail: float = 1e-14
-    detail: float = 100.0
+    detail: float = 20.0
     largest_epsilon: float = 400.0
     largest_index: int = 2**22
     pilots: tuple[float, ...] = (0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)

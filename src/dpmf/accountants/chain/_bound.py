@@ -69,7 +69,7 @@ class _Tuning:
     steep: float = 9.0
     far_strike: float = 3.0
     many: int = 64
-    few_together: int = 200
+    few_together: int = 300
     same_route: float = 0.2
     noise: float = 0.025
     group: float = 0.65
@@ -245,21 +245,23 @@ class ChainBound(PreparedAccountant):
             return found
         tilt, least = start[0], math.inf
         passes: dict[str, tuple[_Route, list[int]]] = {}
+        scouts = np.ones(len(strikes))
         for place, scouted in enumerate(self._scout(law, tilt, strikes)):
             if scouted is None:
                 continue
             inversion, route = scouted
             bound = inversion.value + law.surplus
+            scouts[place] = bound
             few = inversion.frequencies <= _TUNING.most_shared[route.name != "tilted"]
             if few and rough:
                 found[place] = min(1.0, bound * float(scales[place]) + FLOOR)
-            elif few and bound * scales[place] < above:
+            elif few and bound * scales[place] < self.roughness * above:
                 passes.setdefault(route.name, (route, []))[1].append(place)
                 least = min(least, bound)
         if passes:
             law = model.law(top, sign, self._resolution, max(least / max(top, n), _TUNING.least_delta))
         for route, places in passes.values():
-            for place, one in zip(places, self._invert(law, tilt, route, strikes[places]), strict=True):
+            for place, one in zip(places, self._invert(law, tilt, route, strikes[places], scouts[places]), strict=True):
                 if one is not None:
                     found[place] = min(1.0, (one.value + law.surplus) * float(scales[place]) + FLOOR)
         return found
@@ -362,9 +364,10 @@ class ChainBound(PreparedAccountant):
         if len(strikes) > 1 and names[0] != "tilted":
             # One tilt serves many strikes of a light tail, with far fewer frequencies than the others take.
             together = self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)
-            few = [one for one in together if one is not None and one.frequencies <= _TUNING.few_together]
-            if len(few) == len(strikes):
-                return [(one, _Route("tilted")) for one in few]
+            best = [None if one is None else (one, _Route("tilted")) for one in together]
+            quiet = all(one is not None and one.noise < _TUNING.noise * (one.value + law.surplus) for one in together)
+            if quiet and all(one is not None and one.frequencies <= _TUNING.few_together for one in together):
+                return best
         for name in names:
             found = self._invert(law, tilt, _Route(name), strikes, coarse=True)
             for place, one in enumerate(found):
@@ -382,7 +385,7 @@ class ChainBound(PreparedAccountant):
         return best
 
     def _invert(
-        self, law: Law, tilt: float, route: _Route, strikes: Array, coarse: bool = False
+        self, law: Law, tilt: float, route: _Route, strikes: Array, expected: Array | None = None, coarse: bool = False
     ) -> list[Inversion | None]:
         loss = _TUNING.fine_loss
         if coarse:
@@ -391,7 +394,7 @@ class ChainBound(PreparedAccountant):
             return invert_puts(law, strikes, loss=loss, most=self._most)
         if route.name == "calls":
             return invert_calls(law, strikes, loss=loss, most=self._most, plan=route.plan)
-        return invert_tilted(law, strikes, tilt, loss=loss, most=self._most)
+        return invert_tilted(law, strikes, tilt, loss=loss, most=self._most, expected=expected)
 
 
 def _scale(model: Model, strike: float) -> float:

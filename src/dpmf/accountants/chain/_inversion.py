@@ -35,6 +35,8 @@ class _Tuning:
       most_smoothing: ηθ at which the tilted inversion gives up; it costs a factor e^(ηθ)²/2.
       most_excess: log of how much larger M may be on the line of integration than at its saddle point.
       truncation: the part of the value that frequencies left out may add.
+      estimates: how often the value is estimated, at most, before frequencies are left out.
+      misjudged: the value, in logarithms, may be this much below the estimate.
       smoothing_step: the factor by which η grows until there are few enough frequencies.
       first_count: the number of frequencies to begin with.
       settled: the value has settled when more frequencies improve it by less than this many times `loss`.
@@ -59,6 +61,8 @@ class _Tuning:
     most_smoothing: float = 6.0
     most_excess: float = 8.0
     truncation: float = 1e-3
+    estimates: int = 3
+    misjudged: float = 2.0
     smoothing_step: float = 0.25
     first_count: int = 16
     settled: float = 3.0
@@ -240,7 +244,9 @@ def chernoff(law: Law, tilts: Array) -> float:
     return float(usable.min()) + law.surplus if len(usable) else math.inf
 
 
-def invert_tilted(law: Law, strikes: Array, near: float, *, loss: float, most: int) -> list[Inversion | None]:
+def invert_tilted(
+    law: Law, strikes: Array, near: float, *, loss: float, most: int, expected: Array | None = None
+) -> list[Inversion | None]:
     """Upper bounds on E(±(T − K))_+ for strikes far out in a light tail.
 
     Args:
@@ -249,6 +255,7 @@ def invert_tilted(law: Law, strikes: Array, near: float, *, loss: float, most: i
       near: about a good tilt.
       loss: the part of the value that smoothing may cost.
       most: the largest number of frequencies.
+      expected: about the values, where they are known.
 
     Returns:
       One inversion per strike; None where this inversion does not work.
@@ -269,9 +276,33 @@ def invert_tilted(law: Law, strikes: Array, near: float, *, loss: float, most: i
     thetas, real = thetas[good], real[good]
     logs = real[:, None] + sign * thetas[:, None] * gap
     saddles = np.argmin(logs - 2 * np.log(thetas)[:, None], axis=0)
-    log_allowed = np.array([_log_value(thetas, logs[:, k], int(i)) for k, i in enumerate(saddles)])
-    log_allowed += math.log(_TUNING.truncation)
+    estimates = np.array([_log_value(thetas, logs[:, k], int(i)) for k, i in enumerate(saddles)])
+    if expected is not None:
+        estimates = np.minimum(estimates, np.log(expected))
     eta = math.sqrt(2 * loss) / float(thetas[saddles].max())
+    best: list[Inversion | None] = nothing
+    for _ in range(_TUNING.estimates):
+        found = _tilted_once(law, gap, thetas, real, saddles, estimates + math.log(_TUNING.truncation), eta, most)
+        best = [
+            one if one and (held is None or one.value < held.value) else held
+            for one, held in zip(found, best, strict=True)
+        ]
+        # In a heavy tail the saddle point promises too much, and what was left out for it is most of the value.
+        values = np.array([math.inf if one is None else max(one.value - one.noise, 1e-300) for one in found])
+        below = np.log(values) < estimates - _TUNING.misjudged
+        if not below.any():
+            break
+        estimates = np.where(below, np.log(values) - _TUNING.misjudged, estimates)
+    return best
+
+
+def _tilted_once(
+    law: Law, gap: Array, thetas: Array, real: Array, saddles: np.ndarray, log_allowed: Array, eta: float, most: int
+) -> list[Inversion | None]:
+    """One pass over the frequencies, where what is left out may be as large as `log_allowed` says, by strike."""
+    sign, strike = law.option.sign, law.option.strike
+    nothing: list[Inversion | None] = [None] * len(gap)
+    logs = real[:, None] + sign * thetas[:, None] * gap
     plans = []
     for index in range(max(1, int(saddles.min()) - _TUNING.tilts_below), min(int(saddles.max()) + 1, len(thetas) - 1)):
         period = max(_period(thetas, logs[:, k], index, float(log_allowed[k])) for k in range(len(gap)))

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, TypeVar
 
+import numpy as np
+
 from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least, Part
@@ -27,6 +29,7 @@ from dpmf.loss.poisson import PoissonSample
 from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
+from dpmf.search import least_noise, usual_slope
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,19 +49,27 @@ class _Tuning:
       tail: the mass of losses that may count as infinite, where no target is known.
       tail_share: the same as a part of the target δ.
       least_tail: it is not made smaller than this.
+      farthest: the largest factor between the target ε and the one of the target δ that is told apart.
+      closeness: how closely that factor is found.
+      usual_power: ε is taken to fall with this power of σ.
+      resolution: the relative change of σ that the points of a profile, which move with σ, blur.
     """
 
     spacing: float = 2e-3
     rough_spacing: float = 2e-2
     fine: float = 0.002
-    rough: float = 0.05
+    rough: float = 0.03
     closed: float = 0.0005
     closed_spacing: float = 0.05
     roughness: float = 1.2
     kept: int = 8
     tail: float = 1e-12
-    tail_share: float = 1e-5
+    tail_share: float = 5e-4
     least_tail: float = 1e-14
+    farthest: float = 64.0
+    closeness: float = 1e-4
+    usual_power: float = 1.3
+    resolution: float = 5e-4
 
 
 _TUNING = _Tuning()
@@ -126,19 +137,60 @@ class _FromDistribution(PreparedAccountant):
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        value = self._losses(noise_multiplier, direction, target_delta).delta(epsilon)
-        return Evaluation(value, {"throws": self.mechanism.batching.throws})
+        losses = self._losses(noise_multiplier, direction, target_delta)
+        value = losses.delta(epsilon)
+        details = {"throws": self.mechanism.batching.throws}
+        return Evaluation(value, details, _excess(losses, value, epsilon, target_delta))
 
     def rough_delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation | None:
         if self.roughness == 1:
             return None
-        return Evaluation(self._losses(noise_multiplier, direction, target_delta, rough=True).delta(epsilon))
+        losses = self._losses(noise_multiplier, direction, target_delta, rough=True)
+        value = losses.delta(epsilon)
+        return Evaluation(value, excess=_excess(losses, value, epsilon, target_delta))
 
     def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         losses = self._losses(noise_multiplier, direction, None)
         return [losses.delta(epsilon) for epsilon in epsilons]
+
+
+def _excess(losses: Composition, value: float, epsilon: float, target_delta: float | None) -> float | None:
+    """How far the ε of the target δ is above the one asked for, in logarithms: about linear in log σ."""
+    if target_delta is None or epsilon == 0:
+        return None
+    low, high = 1 / _TUNING.farthest, _TUNING.farthest
+    if value > target_delta:
+        low = 1.0
+    else:
+        high = 1.0
+    while high / low > 1 + _TUNING.closeness:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if losses.delta(epsilon * middle) > target_delta else (low, middle)
+    found = math.log(math.sqrt(low * high)) * usual_slope(target_delta) / _TUNING.usual_power
+    return max(found, 1e-9) if value > target_delta else min(found, 0.0)
+
+
+def likely_noise(mechanism: Mechanism, epsilon: float, delta: float) -> float:
+    """About the noise multiplier of several throws: that of a Gaussian loss with the same variance; else a first guess.
+
+    The variance of the loss of a throw is taken to be the mean of e^(G_ij/σ²) − 1, as it is for little of it.
+    """
+    if not isinstance(mechanism.batching, BallsInBins) or mechanism.batching.throws == 1:
+        return mechanism.sensitivity
+    throws, lags = mechanism.batching.throws, mechanism.throw.lags
+    b = len(lags)
+    counts = np.where(np.arange(b) > 0, 2.0, 1.0) * (b - np.arange(b)) / b**2
+
+    def evaluate(sigma: float) -> Evaluation:
+        with np.errstate(over="ignore"):
+            variance = throws * float(counts @ np.expm1(np.minimum(lags / sigma**2, 600.0)))
+        shared = mechanism.shared_sensitivity / sigma
+        return Evaluation(gaussian_delta(min(math.sqrt(variance + shared**2), 1e150), epsilon))
+
+    found = least_noise(evaluate, delta, mechanism.throw.sensitivity, 0.01)
+    return mechanism.sensitivity if found is None else found[0]
 
 
 def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
@@ -154,6 +206,7 @@ class _Throws(_FromDistribution):
     """Throws of balls into bins."""
 
     roughness = _TUNING.roughness
+    resolution = _TUNING.resolution
 
     def __init__(self, name: str, mechanism: Mechanism, accountant: Accountant) -> None:
         super().__init__(name, mechanism)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dpmf import budget
@@ -26,15 +26,17 @@ class _Tuning:
       probes: where bounds are compared, as shares of the largest ε.
       reach: the largest ε that is tried first, in deviations of the loss.
       stride: the factor by which it grows until δ is small enough.
+      beyond: how far beyond the ε at which δ was small enough to go at the next σ.
       same_choice: change of log σ over which the same bounds are expected to stay the best.
       seen: smaller δ are not told apart, in units of the tail.
       nearly: a bound within this factor of the least one everywhere spares the others.
     """
 
-    probes: tuple[float, ...] = (0.0, 0.1, 0.25, 0.45, 0.7, 1.0)
+    probes: tuple[float, ...] = (0.0, 0.1, 0.25, 0.45, 0.7)
     reach: float = 6.0
     stride: float = 1.2
-    same_choice: float = 0.4
+    beyond: float = 1.05
+    same_choice: float = 0.6
     seen: float = 1000.0
     nearly: float = 1.02
 
@@ -93,7 +95,29 @@ class Pairs:
             largest[direction] = self._where_small(bounds, noise_multiplier, tail, limit, direction)
             chosen = self._best(bounds, noise_multiplier, largest[direction], tail, direction)
             profiles[direction] = _profile(chosen, noise_multiplier, direction, only_rough=rough)
-        return ProfilePoints(interval, profiles, largest, tail)
+        points = ProfilePoints(interval, profiles, largest, tail)
+        for direction in DIRECTIONS:
+            self._learn_reach(points.values[direction], interval, tail, noise_multiplier, direction)
+        return points
+
+    def _deviation(self, noise_multiplier: float) -> float:
+        """About the deviation of the loss."""
+        mechanism = self._prepared.mechanism
+        return math.sqrt(mechanism.gram_sums.total) / mechanism.batching.batches_per_epoch / noise_multiplier
+
+    def _learn_reach(
+        self, deltas: Mapping[int, float], interval: float, tail: float, noise_multiplier: float, direction: Direction
+    ) -> None:
+        """Where δ fell below the tail at this σ is where to end at the next one."""
+        before, last = sorted(deltas)[-2:]
+        unit = interval / self._deviation(noise_multiplier)
+        high, low = deltas[before], deltas[last]
+        if low > tail:
+            self._reach[direction] = max(self._reach[direction], _TUNING.stride * last * unit)
+        elif high > tail:
+            # About where the line between the logarithms of both reaches the tail.
+            share = math.log(high / tail) / math.log(high / max(low, 1e-300))
+            self._reach[direction] = _TUNING.beyond * (before + share * (last - before)) * unit
 
     def _known(self, noise_multiplier: float, direction: Direction) -> list[PreparedAccountant]:
         """The best bounds, where they were found at a σ nearby."""
@@ -109,8 +133,7 @@ class Pairs:
         direction: Direction,
     ) -> float:
         """About the ε at which a bound, roughly, falls below the tail; at most the limit, where another bound does."""
-        mechanism = self._prepared.mechanism
-        deviation = math.sqrt(mechanism.gram_sums.total) / mechanism.batching.batches_per_epoch / noise_multiplier
+        deviation = self._deviation(noise_multiplier)
         bound = next((bound for bound in bounds if bound.roughness > 1), bounds[0])
         while True:
             epsilon = self._reach[direction] * deviation
