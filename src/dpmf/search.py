@@ -98,7 +98,7 @@ def least_noise(
         excess(near)
         if straight:
             near, slope = _along_line(excess, near, step, relative_tolerance, slope)
-            if -slope * relative_tolerance / 4 <= excess(near) <= 0:
+            if -slope * relative_tolerance <= excess(near) <= 0:
                 return
             step = 4 * relative_tolerance
         bracket = _bracket(excess, near, step, relative_tolerance, slope)
@@ -136,9 +136,9 @@ def _along_line(
     """
     here = start
     for number in range(_STEPS):
-        if -slope * tolerance / 4 <= excess(here) <= 0:
+        if -slope * tolerance <= excess(here) <= 0:
             break
-        step = (excess(here) + slope * tolerance / 8) / slope
+        step = (excess(here) + slope * tolerance / 3) / slope
         step = math.copysign(min(abs(step), most), step)
         if number and abs(step) <= enough:
             return here + step, slope

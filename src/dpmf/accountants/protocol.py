@@ -72,6 +72,7 @@ class PreparedAccountant(ABC):
       kind: "bound", or what its answers are instead: "estimate" or "high-probability bound".
       roughness: about how many times larger `rough_delta` is than `delta`.
       cheap: whether an evaluation takes milliseconds.
+      slow: whether it takes several times as long as that of similar bounds.
       resolution: the relative change of σ below which its answers cannot be told apart: no search goes further.
     """
 
@@ -80,6 +81,7 @@ class PreparedAccountant(ABC):
     kind: str = "bound"
     roughness: float = 1.0
     cheap: bool = False
+    slow: bool = False
     resolution: float = 0.0
 
     @abstractmethod

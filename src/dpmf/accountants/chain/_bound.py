@@ -64,7 +64,7 @@ class _Tuning:
     coarse_loss_together: float = 0.05
     largest_epsilon: float = 200.0
     variances: tuple[float, float] = (1e-9, 300.0)
-    most_variance_of_overlaps: float = 0.5
+    most_variance_of_overlaps: float = 2.0
     far: float = 30.0
     steep: float = 9.0
     far_strike: float = 3.0
@@ -156,6 +156,7 @@ class ChainBound(PreparedAccountant):
     ) -> None:
         self.mechanism, self.family, self.model = mechanism, family, model
         self._plain = Unamplified(mechanism, largest)
+        self.slow = isinstance(model, OverlapModel)
         self._largest = float(model.variances().max())
         self._resolution = _TUNING.resolution.scaled(math.sqrt(min(discretisation_loss, 1.0) / 0.005))
         self._most = max_frequencies
@@ -268,7 +269,7 @@ class ChainBound(PreparedAccountant):
 
     def _applies(self, noise_multiplier: float, epsilon: float) -> bool:
         least, most = _TUNING.variances
-        if isinstance(self.model, OverlapModel):
+        if self.slow:
             most = _TUNING.most_variance_of_overlaps
         return least <= self._largest / noise_multiplier**2 <= most and epsilon <= _TUNING.largest_epsilon
 

@@ -42,6 +42,8 @@ class _Tuning:
       inner_spacing: the same for the factor inside a block.
       usual: the resolution that `spacings` are for.
       coarse: the power of the resolution by which spacings grow: there are few nodes to begin with.
+      usual_load: the largest load of a separator for which they are meant.
+      by_load: the power of a larger load by which spacings fall.
       widest: the largest spacing.
       inner_end: distance from 0 at which nodes end on the side where truncation moves mass inward.
       width: deviation, in nodes per unit, of the density of nodes: √3 is the best for a normal variable.
@@ -54,6 +56,8 @@ class _Tuning:
     inner_spacing: float = 0.4
     usual: float = 0.16
     coarse: float = 0.5
+    usual_load: float = 0.35
+    by_load: float = 0.5
     widest: float = 1.3
     inner_end: float = 3.6
     width: float = 1.7320508
@@ -149,6 +153,7 @@ class OverlapLaw:
         nuggets, self._kinds = classes_of(model.nuggets)
         self.nuggets = nuggets[self._kinds]
         finer = (resolution.static / _TUNING.usual) ** _TUNING.coarse
+        finer *= min(1.0, (_TUNING.usual_load / max(float(model.loads.max()), 1e-300)) ** _TUNING.by_load)
         spacings = _TUNING.spacings
         spacing = spacings[min(model.depth, len(spacings)) - 1]
         count = model.blocks + model.depth

@@ -69,7 +69,7 @@ class _Tuning:
     farthest: float = 64.0
     closeness: float = 1e-4
     usual_power: float = 1.3
-    resolution: float = 5e-4
+    resolution: float = 7e-4
 
 
 _TUNING = _Tuning()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpmf import budget
 from dpmf.accountants.gaussian import Gaussian
@@ -24,6 +25,7 @@ class _Tuning:
 
     Attributes:
       probes: where bounds are compared, as shares of the largest ε.
+      probes_of_slow: how many of them, the smallest ones, slow bounds are asked at.
       reach: the largest ε that is tried first, in deviations of the loss.
       stride: the factor by which it grows until δ is small enough.
       beyond: how far beyond the ε at which δ was small enough to go at the next σ.
@@ -33,6 +35,7 @@ class _Tuning:
     """
 
     probes: tuple[float, ...] = (0.0, 0.1, 0.25, 0.45, 0.7)
+    probes_of_slow: int = 3
     reach: float = 6.0
     stride: float = 1.2
     beyond: float = 1.05
@@ -44,6 +47,14 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
+class _Chosen(NamedTuple):
+    """A bound, and from where to where it is asked, in units of the largest ε."""
+
+    bound: PreparedAccountant
+    first: float
+    last: float
+
+
 class Pairs:
     """Dominating pairs of one run of a mechanism, at any σ. Which bounds are the best is remembered between σ."""
 
@@ -51,7 +62,7 @@ class Pairs:
         if prepared.kind != "bound":
             raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
         self._prepared = prepared
-        self._chosen: dict[Direction, tuple[float, list[PreparedAccountant]]] = {}
+        self._chosen: dict[Direction, tuple[float, list[_Chosen]]] = {}
         self._reach: dict[Direction, float] = dict.fromkeys(DIRECTIONS, _TUNING.reach)
 
     def at(
@@ -94,7 +105,7 @@ class Pairs:
             bounds = Least(prepared.name, prepared.mechanism, parts).bounds()
             largest[direction] = self._where_small(bounds, noise_multiplier, tail, limit, direction)
             chosen = self._best(bounds, noise_multiplier, largest[direction], tail, direction)
-            profiles[direction] = _profile(chosen, noise_multiplier, direction, only_rough=rough)
+            profiles[direction] = _profile(chosen, noise_multiplier, largest[direction], direction, only_rough=rough)
         points = ProfilePoints(interval, profiles, largest, tail)
         for direction in DIRECTIONS:
             self._learn_reach(points.values[direction], interval, tail, noise_multiplier, direction)
@@ -119,7 +130,7 @@ class Pairs:
             share = math.log(high / tail) / math.log(high / max(low, 1e-300))
             self._reach[direction] = _TUNING.beyond * (before + share * (last - before)) * unit
 
-    def _known(self, noise_multiplier: float, direction: Direction) -> list[PreparedAccountant]:
+    def _known(self, noise_multiplier: float, direction: Direction) -> list[_Chosen]:
         """The best bounds, where they were found at a σ nearby."""
         sigma, chosen = self._chosen.get(direction, (math.inf, []))
         return chosen if abs(math.log(sigma / noise_multiplier)) < _TUNING.same_choice else []
@@ -134,7 +145,7 @@ class Pairs:
     ) -> float:
         """About the ε at which a bound, roughly, falls below the tail; at most the limit, where another bound does."""
         deviation = self._deviation(noise_multiplier)
-        bound = next((bound for bound in bounds if bound.roughness > 1), bounds[0])
+        bound = next((bound for bound in bounds if bound.roughness > 1 and not bound.slow), bounds[0])
         while True:
             epsilon = self._reach[direction] * deviation
             if epsilon >= limit or self._known(noise_multiplier, direction):
@@ -152,22 +163,38 @@ class Pairs:
         largest: float,
         tail: float,
         direction: Direction,
-    ) -> list[PreparedAccountant]:
-        """The bounds that are the least at some probe, roughly; one of them where it is nearly the least everywhere."""
+    ) -> list[_Chosen]:
+        """The bounds that are the least at some probe, roughly, and the stretch of ε around these probes.
+
+        One of them is taken wherever it is nearly the least.
+        """
         known = self._known(noise_multiplier, direction)
         if known:
             return known
         probes = [share * largest for share in _TUNING.probes]
-        table = [_roughly(bound, noise_multiplier, probes, direction) for bound in bounds]
+        table = []
+        for bound in bounds:
+            # Where δ is small, a slow bound is not worth its time.
+            asked = probes[: _TUNING.probes_of_slow] if bound.slow else probes
+            found = _roughly(bound, noise_multiplier, asked, direction)
+            table.append(found + [1.0] * (len(probes) - len(asked)))
         least = [max(min(column), _TUNING.seen * tail) for column in zip(*table, strict=True)]
         # How far each bound is above the least one, by probe, where that can be told apart.
         excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in table]
-        overall = min(range(len(bounds)), key=lambda k: sum(excess[k]))
-        chosen = [bounds[overall]]
-        for probe in range(len(probes)):
-            if excess[overall][probe] > math.log(_TUNING.nearly):
-                local = bounds[min(range(len(bounds)), key=[row[probe] for row in excess].__getitem__)]
-                chosen += [] if local in chosen else [local]
+        overall = min((bounds[k].slow, sum(row), k) for k, row in enumerate(excess))[2]
+        winners = [
+            overall
+            if excess[overall][probe] <= math.log(_TUNING.nearly)
+            else min(range(len(bounds)), key=[row[probe] for row in excess].__getitem__)
+            for probe in range(len(probes))
+        ]
+        ends = [0.0, *_TUNING.probes, math.inf]
+        chosen = []
+        for winner in dict.fromkeys(winners):
+            where = [probe for probe, one in enumerate(winners) if one == winner]
+            # A probe is place + 1 of the ends; the stretch reaches to the probes beside it.
+            last = ends[where[-1] + 2] if where[-1] + 1 < len(probes) else math.inf
+            chosen.append(_Chosen(bounds[winner], ends[where[0]], last))
         self._chosen[direction] = noise_multiplier, chosen
         return chosen
 
@@ -180,13 +207,19 @@ def _roughly(
 
 
 def _profile(
-    bounds: Sequence[PreparedAccountant], noise_multiplier: float, direction: Direction, *, only_rough: bool
+    chosen: Sequence[_Chosen], noise_multiplier: float, largest: float, direction: Direction, *, only_rough: bool
 ) -> Profile:
-    """δ as a function of several ε: the least of some bounds."""
+    """δ as a function of several ε: the least of the bounds that are to be asked there."""
 
     def deltas(epsilons: Sequence[float], rough: bool) -> list[float]:
         ask = "rough_deltas" if rough or only_rough else "deltas"
-        found = [getattr(bound, ask)(noise_multiplier, epsilons, direction) for bound in bounds]
-        return [min(1.0, *values) for values in zip(*found, strict=True)]
+        found = [1.0] * len(epsilons)
+        for bound, first, last in chosen:
+            places = [k for k, epsilon in enumerate(epsilons) if first * largest <= epsilon <= last * largest]
+            if places:
+                values = getattr(bound, ask)(noise_multiplier, [epsilons[k] for k in places], direction)
+                for k, value in zip(places, values, strict=True):
+                    found[k] = min(found[k], value)
+        return found
 
     return deltas
