@@ -47,6 +47,7 @@ class _Tuning:
       many: number of frequencies of a coarse inversion from which another kind is tried.
       few_together: frequencies of a coarse pass up to which one tilt serves all strikes of a group.
       same_route: change of log(G/σ²) over which the same inversion is expected to stay the best.
+      clearly: another inversion is taken where its value is below this part of that of the one which was tried first.
       noise: the part of a value that rounding errors may be before another inversion is tried.
       group: largest difference of the ε whose strikes share a pass over the frequencies.
       range_together: the part that δ at the largest ε of a group is expected to be of the one before the group.
@@ -64,13 +65,14 @@ class _Tuning:
     coarse_loss_together: float = 0.05
     largest_epsilon: float = 200.0
     variances: tuple[float, float] = (1e-9, 300.0)
-    most_variance_of_overlaps: float = 2.0
+    most_variance_of_overlaps: float = 1.5
     far: float = 30.0
     steep: float = 9.0
     far_strike: float = 3.0
     many: int = 64
     few_together: int = 300
     same_route: float = 0.2
+    clearly: float = 0.98
     noise: float = 0.025
     group: float = 0.65
     range_together: float = 1e-6
@@ -366,8 +368,14 @@ class ChainBound(PreparedAccountant):
             # One tilt serves many strikes of a light tail, with far fewer frequencies than the others take.
             together = self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)
             best = [None if one is None else (one, _Route("tilted")) for one in together]
-            quiet = all(one is not None and one.noise < _TUNING.noise * (one.value + law.surplus) for one in together)
-            if quiet and all(one is not None and one.frequencies <= _TUNING.few_together for one in together):
+            if all(_quiet(one, law) and one.frequencies <= _TUNING.few_together for one in together if one) and all(
+                best
+            ):
+                # Where the bulk falls more steeply than the tail, the tilt is not one for the bulk.
+                for place, one in enumerate(self._invert(law, tilt, _Route("puts"), strikes, coarse=True)):
+                    held = best[place]
+                    if one and held and _quiet(one, law) and one.value < _TUNING.clearly * held[0].value:
+                        best[place] = one, _Route("puts")
                 return best
         for name in names:
             found = self._invert(law, tilt, _Route(name), strikes, coarse=True)
@@ -375,7 +383,7 @@ class ChainBound(PreparedAccountant):
                 held = best[place]
                 if one is not None and (held is None or one.value < held[0].value):
                     best[place] = one, _Route(name, one.plan)
-            if all(one is not None and one.noise < _TUNING.noise * (one.value + law.surplus) for one in found):
+            if all(one is not None and _quiet(one, law) for one in found):
                 break
         if not steep and all(one and one[0].frequencies >= _TUNING.many for one in best):
             # Near the mean of a sum that hardly varies, the tilted inversion has a shorter period.
@@ -396,6 +404,11 @@ class ChainBound(PreparedAccountant):
         if route.name == "calls":
             return invert_calls(law, strikes, loss=loss, most=self._most, plan=route.plan)
         return invert_tilted(law, strikes, tilt, loss=loss, most=self._most, expected=expected)
+
+
+def _quiet(inversion: Inversion, law: Law) -> bool:
+    """Whether rounding errors are a small part of the value."""
+    return inversion.noise < _TUNING.noise * (inversion.value + law.surplus)
 
 
 def _scale(model: Model, strike: float) -> float:

@@ -36,6 +36,7 @@ class _Tuning:
       most_excess: log of how much larger M may be on the line of integration than at its saddle point.
       truncation: the part of the value that frequencies left out may add.
       estimates: how often the value is estimated, at most, before frequencies are left out.
+      too_smooth: smoothing is reduced where values ask for less than this part of it.
       misjudged: the value, in logarithms, may be this much below the estimate.
       smoothing_step: the factor by which η grows until there are few enough frequencies.
       first_count: the number of frequencies to begin with.
@@ -63,6 +64,7 @@ class _Tuning:
     truncation: float = 1e-3
     estimates: int = 3
     misjudged: float = 2.0
+    too_smooth: float = 0.7
     smoothing_step: float = 0.25
     first_count: int = 16
     settled: float = 3.0
@@ -290,8 +292,13 @@ def invert_tilted(
         # In a heavy tail the saddle point promises too much, and what was left out for it is most of the value.
         values = np.array([math.inf if one is None else max(one.value - one.noise, 1e-300) for one in found])
         below = np.log(values) < estimates - _TUNING.misjudged
-        if not below.any():
+        # Where the values fall more steeply from strike to strike than the tilt, they ask for less smoothing.
+        apart = np.abs(np.diff(gap)) > 0
+        steep = np.abs(np.diff(np.log(values)))[apart] / np.abs(np.diff(gap))[apart]
+        least = math.sqrt(2 * loss) / max(float(steep.max(initial=0.0)), 1e-300)
+        if not below.any() and not least < _TUNING.too_smooth * eta:
             break
+        eta = min(eta, least) if math.isfinite(least) else eta
         estimates = np.where(below, np.log(values) - _TUNING.misjudged, estimates)
     return best
 

@@ -177,7 +177,7 @@ class Pairs:
             # Where δ is small, a slow bound is not worth its time.
             asked = probes[: _TUNING.probes_of_slow] if bound.slow else probes
             found = _roughly(bound, noise_multiplier, asked, direction)
-            table.append(found + [1.0] * (len(probes) - len(asked)))
+            table.append([value / bound.roughness for value in found] + [1.0] * (len(probes) - len(asked)))
         least = [max(min(column), _TUNING.seen * tail) for column in zip(*table, strict=True)]
         # How far each bound is above the least one, by probe, where that can be told apart.
         excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in table]
