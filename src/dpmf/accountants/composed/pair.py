@@ -41,7 +41,7 @@ class _Tuning:
     beyond: float = 1.05
     same_choice: float = 0.6
     seen: float = 1000.0
-    nearly: float = 1.02
+    nearly: float = 1.01
 
 
 _TUNING = _Tuning()
