@@ -154,19 +154,22 @@ class Deliveries:
         self._used = False
         self._count = 0  # of deliveries; the tensors of the last one are marked with it
         self.summed = 0  # records of the current batch whose gradients have been summed
+        self.on_restart: Callable[[], None] = lambda: None
+        self.parts = 0  # of them, those of the last delivery, if the loop itself splits it into parts
 
     def __reduce__(self) -> Any:
         return _Unguarded, ()
 
     def restart(self) -> None:
         """Forget a batch of which only a part was used: a new iteration begins with the whole batch."""
-        self._last, self.summed = None, 0
+        self._last, self.summed, self.parts = None, 0, 0
+        self.on_restart()
 
     def deliver(self, parcel: Parcel) -> Any:
         """Open a parcel for the training loop."""
         content = parcel.part.content
         self._count += 1
-        self._last, self._used = parcel.part._replace(content=None), False
+        self._last, self._used, self.parts = parcel.part._replace(content=None), False, 0
         for tensor in _tensors(content):
             tensor._dpmf_delivery = self._count
         return content
@@ -209,10 +212,16 @@ class Deliveries:
             return f"a part of batch {step} was left out or used twice: make one step on every part, in order"
         return None
 
+    def part_problem(self, gradients: int) -> str | None:
+        """The same for a part of the last delivery, after which more of it may come."""
+        if self._last is not None and 0 <= self.parts + gradients <= self._last.size:
+            gradients = self._last.size - self.parts
+        return self.problem(self.parts + gradients)
+
     def use(self) -> bool:
         """Count the last delivery as used. Returns whether its batch is complete now."""
         assert self._last is not None
-        self._used = True
+        self._used, self.parts = True, 0
         self.summed += self._last.size
         if self.summed < len(self._sampler.batch(self._last.iteration)):
             return False
