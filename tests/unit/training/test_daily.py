@@ -188,9 +188,9 @@ def test_one_model_belongs_to_one_run() -> None:
             private(model=again)
     with pytest.raises(ArgumentError, match="optimizer must be an ordinary one"):
         make_private(linear(), run.optimizer, dataset(), MECHANISM, noise_multiplier=1.0, max_grad_norm=1.0)
+    compiled = linear()
+    compiled._orig_mod = linear()  # what torch.compile leaves, without the seconds that it takes to import
     with pytest.raises(ArgumentError, match="model must not be compiled"):
-        compiled = linear()
-        compiled._orig_mod = linear()  # what torch.compile leaves, without the seconds that it takes to import
         private(model=compiled)
     plain = run.unwrap()
     with pytest.raises(TrainingError, match="step 1 has no gradients"):
