@@ -1,4 +1,4 @@
-"""What building the site needs beyond MkDocs: the order of the pages, formulas as MathML, tables and pictures for phones.
+"""What building the site needs beyond MkDocs: the menu, formulas as MathML, tables and pictures that fit a phone.
 
 Formulas are turned into MathML when the site is built: every browser shows that by itself, so no script is loaded, from
 here or from elsewhere. A formula that cannot be read stops the build.
@@ -91,7 +91,8 @@ def mathml(latex: str, display: bool) -> str:
     from latex2mathml.converter import convert
 
     tag = _TAG.search(latex)
-    body = _LETTERS.sub(_letter, convert(_NORM.sub(r"\\Vert", _TAG.sub("", latex)).strip(), display="block" if display else "inline"))
+    plain = _NORM.sub(r"\\Vert", _TAG.sub("", latex)).strip()
+    body = _LETTERS.sub(_letter, convert(plain, display="block" if display else "inline"))
     if not display:
         return f'<span class="long">{body}</span>' if len(latex) > _LONG else body
     return f'<span class="equation">{body}<span>{f"({tag[1]})" if tag else ""}</span></span>'
