@@ -160,6 +160,11 @@ class Deliveries:
     def __reduce__(self) -> Any:
         return _Unguarded, ()
 
+    @property
+    def size(self) -> int:
+        """The number of records of the last delivery."""
+        return 0 if self._last is None else self._last.size
+
     def restart(self) -> None:
         """Forget a batch of which only a part was used: a new iteration begins with the whole batch."""
         self._last, self.summed, self.parts = None, 0, 0
