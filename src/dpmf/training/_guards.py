@@ -194,13 +194,17 @@ def _outputs(value: Any) -> Iterator[Any]:
 
 def _roots() -> list[Any]:
     """The tensors that backward() was called on, inside a hook of the backward pass; none where torch hides them."""
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if at.f_code.co_name == "_engine_run_backward":
-                return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
-            at = at.f_back
-    return []
+    at: Any = None
+    frames = sys._current_frames()
+    try:
+        for at in frames.values():  # with several devices, another thread runs the hooks than the one that has called
+            while at is not None:
+                if at.f_code.co_name == "_engine_run_backward":
+                    return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
+                at = at.f_back
+        return []
+    finally:
+        del at, frames  # this function's own frame is among them: it must not keep itself, and batches, alive
 
 
 # What a loss may be the result of without another scale, as torch names the steps of a backward pass.
