@@ -65,6 +65,7 @@ class _CorrelatedNoise:
             )
         if problem is not None:
             self._agree(problem)
+        self.deliveries.arrange(self.params)
         if self.deliveries.summed == 0:
             for p in self.params:
                 p.summed_grad = None  # left over from a batch of which only a part was used

@@ -14,6 +14,7 @@ from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
 from dpmf.training import sharding
+from dpmf.training._overflow import Cut
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
@@ -190,13 +191,18 @@ def make_private(
     collate_fn: Any = None,
     num_workers: int = 0,
     loader_options: Mapping[str, Any] | None = None,
+    expected_batch_size: float | None = None,
+    max_batch_size: int | None = None,
+    max_records: int | None = None,
+    unit: Any = None,
 ) -> PrivateTraining:
     """Make training differentially private with the noise and the batches of a mechanism.
 
     Args:
       model: a module that Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
       optimizer: any torch optimizer over the model's parameters or some of them.
-      dataset: an object with a length that returns a record by its index. One record is the unit of privacy.
+      dataset: an object with a length that returns a record by its index. One record is the unit of privacy, unless
+        `unit` is given.
       mechanism: strategy and batching.
       max_grad_norm: the norm to which every record's gradient is clipped.
       target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
@@ -213,17 +219,26 @@ def make_private(
       collate_fn: as for torch's `DataLoader`. It is never called with an empty batch.
       num_workers: as for torch's `DataLoader`.
       loader_options: further arguments of torch's `DataLoader`.
+      expected_batch_size: a public constant by which sums are divided, in place of n/b. Then not even the number of
+        records n is used. With `unit` it counts users.
+      max_batch_size: gives all batches this many rows. Rows that fill up a batch have no effect on the model. A bin
+        with more records is cut, and the probability of that is charged to δ.
+      max_records: with `max_batch_size`, a public upper bound on n, for which the charge is computed. By default it is
+        n, which is public then.
+      unit: for every record the user it belongs to. Users are thrown into bins then, the mean of the gradients of a
+        user's records is clipped to `max_grad_norm`, and the guarantee is for adding or removing a user.
 
     Returns:
       A `PrivateTraining`, whose model, optimizer and data loader replace your own.
 
     **Formal guarantees.** The models produced by the training loop are a post-processing of the mechanism with this
-    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every record of batch t
-    exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of loader workers,
-    with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device say, and used
-    again later in place of another one of the same size is not noticed.) The first step after a gap between throws adds
-    the noise of the gap too. Per-sample clipping and its rounding are Opacus'. The documentation on training says what
-    floating-point noise leaves open.
+    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record (or a user, with `unit`). Step t uses
+    every record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any
+    number of loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another
+    device say, and used again later in place of another one of the same size is not noticed.) The first step after a
+    gap between throws adds the noise of the gap too. With `max_batch_size` the cost of cut batches is part of δ
+    (docs/theory/batch-sizes.md). Per-sample clipping and its rounding are Opacus'. The documentation on training says
+    what floating-point noise leaves open.
     """
     try:
         import torch
@@ -263,9 +278,16 @@ def make_private(
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    sampler = BatchSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
+    if unit is not None and max_batch_size is not None:
+        raise ArgumentError("max_batch_size", "must not be given with unit: users have different numbers of records")
+    sampler = BatchSampler(
+        len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world, unit=unit,
+        expected_batch_size=expected_batch_size, max_batch_size=max_batch_size, max_records=max_records,
+    )  # fmt: skip
 
-    sigma, calibration, proved = _noise(mechanism, target_epsilon, target_delta, noise_multiplier, accountant)
+    sigma, calibration, proved = _noise(
+        mechanism, target_epsilon, target_delta, noise_multiplier, accountant, sampler.cut
+    )
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
         mechanism,
@@ -285,7 +307,7 @@ def make_private(
         engine = PrivacyEngine(accountant=_accountant.NAME)
     # Torch warns in every backward pass that the first layer's inputs have no gradients. Opacus' hooks do not use them.
     warnings.filterwarnings("ignore", "Full backward hook is firing")
-    tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved)
+    tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved, sampler.cut)
     engine.accountant = tracker
 
     deliveries = _loader.Deliveries(sampler, lambda: noise.step)
@@ -338,8 +360,12 @@ def _noise(
     target_delta: float | None,
     noise_multiplier: float | None,
     accountant: api.AnyAccountant,
+    cut: Cut | None,
 ) -> tuple[float, Calibration | None, tuple[float, float] | None]:
-    """The noise multiplier, how it was calibrated, and the (ε, δ) that was proved for it."""
+    """The noise multiplier, how it was calibrated, and the (ε, δ) that was proved for it.
+
+    Where batches are cut to a largest size, calibration is to what the cost of that leaves of δ.
+    """
     if noise_multiplier is not None:
         if target_epsilon is not None or target_delta is not None:
             raise ArgumentError(
@@ -350,7 +376,10 @@ def _noise(
         raise ArgumentError("target_epsilon", "must be given with target_delta, or noise_multiplier instead of both")
     if target_delta is None:
         raise ArgumentError("target_delta", "must be given with target_epsilon")
-    found = api.calibrate(mechanism, target_epsilon=target_epsilon, target_delta=target_delta, accountant=accountant)
+    epsilon = validation.positive("target_epsilon", target_epsilon)
+    whole = validation.probability("target_delta", target_delta)
+    delta = whole if cut is None else cut.left(epsilon, whole)
+    found = api.calibrate(mechanism, target_epsilon=epsilon, target_delta=delta, accountant=accountant)
     if not isinstance(found, Calibration):
         raise ArgumentError("accountant", f"must be one that proves its bound, {found.accountant} only estimates it")
-    return found.noise_multiplier, found, (found.target_epsilon, found.target_delta)
+    return found.noise_multiplier, found, (epsilon, whole)
