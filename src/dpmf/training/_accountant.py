@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.results import PrivacyBound
+from dpmf.training._curve import Curve, Question
 from dpmf.training._overflow import Cut
 from dpmf.training._schedule import Schedule
 from dpmf.training.noise import strategy_digest
@@ -47,7 +47,8 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         self.proved = proved
         self.cut = cut
         self._accountant = accountant
-        self._known: dict[tuple[int, float, float], float] = {}
+        self._curve = Curve()
+        self._asked = 0  # the step of the last question
 
     def _configured(self) -> Mechanism:
         if self.matrix_mechanism is None:
@@ -87,25 +88,33 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
 
     def _uncut_epsilon(self, mechanism: Mechanism, delta: float) -> float:
         sigma, _rate, steps = self.history[0]
+        if self.proved is not None and self._is_proved(delta):
+            return self.proved[0]
+        often = steps - self._asked if self._asked < steps else steps
+        self._asked = steps
+        found = self._curve.ask(
+            self._question(steps, sigma, delta),
+            lambda: self._questions(range(steps + often, Schedule.of(mechanism.batching).steps, often), sigma, delta),
+        )
+        return min(found, self.proved[0]) if self.proved is not None and delta >= self.proved[1] else found
+
+    def precompute(self, sigma: float, delta: float, steps: Iterable[int]) -> None:
+        """Begin to compute the ε after each of these steps in the background."""
+        delta = validation.probability("delta", delta)
+        self._curve.ahead(self._questions(steps, sigma, delta if self.cut is None else self.cut.tried_first(delta)))
+
+    def _questions(self, steps: Iterable[int], sigma: float, delta: float) -> Iterator[Question]:
+        for t in steps:
+            yield self._question(t, sigma, delta)
+
+    def _question(self, steps: int, sigma: float, delta: float) -> Question:
+        """The question what the first steps have spent."""
+        mechanism, accountant = self._configured(), self._accountant
         if steps < Schedule.of(mechanism.batching).steps:
             mechanism = _first(mechanism, steps)
-        elif self.proved is not None and self._is_proved(delta):
-            return self.proved[0]
-        key = (mechanism.batching.iterations, sigma, delta)
-        if key not in self._known:
-            accountant = self._accountant
-            if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
-                accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
-            answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant)
-            if not isinstance(answer, PrivacyBound):
-                raise ArgumentError(
-                    "accountant", f"must be one that proves its bound, {answer.accountant} estimates it"
-                )
-            found = answer.epsilon
-            if self.proved is not None and delta >= self.proved[1]:
-                found = min(found, self.proved[0])
-            self._known[key] = found
-        return self._known[key]
+        if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
+            accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
+        return Question(mechanism, sigma, delta, accountant)
 
     def __len__(self) -> int:
         return self.history[0][2] if self.history else 0

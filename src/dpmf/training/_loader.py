@@ -51,16 +51,12 @@ def _rows(sampler: BatchSampler, step: int) -> Any:
 
 
 class _Part(NamedTuple):
-    """A batch, or the part of one that fits into memory: its iteration, first record, number of rows and content.
-
-    The last field is the number of rows that are records; the others only fill up a batch of fixed size.
-    """
+    """A batch, or the part of one that fits into memory: its iteration, first record, number of rows and content."""
 
     iteration: int
     first: int
     size: int
     content: Any
-    real: int
 
 
 class NumberedDataset:
@@ -86,14 +82,14 @@ class NumberedDataset:
         if get_worker_info() is not None:
             self._seed_worker(codes[0])
         if codes[0] < 0:  # an empty batch: one record shows what its tensors look like
-            return _Part(-1 - codes[0], -1, 0, [self.dataset[0]], 0)
+            return _Part(-1 - codes[0], -1, 0, [self.dataset[0]])
         rows = [code % (self._size + 1) for code in codes]
         records = [row for row in rows if row < self._size]
         together = getattr(self.dataset, "__getitems__", None)
         content = together(records) if together and records else [self.dataset[record] for record in records]
         if missing := len(rows) - len(records):  # any record will do: the optimizer discards its gradient
             content = [*content, *[content[0] if records else self.dataset[0]] * missing]
-        return _Part(codes[0] // (self._size + 1), records[0] if records else -1, len(rows), content, len(records))
+        return _Part(codes[0] // (self._size + 1), records[0] if records else -1, len(rows), content)
 
     def _seed_worker(self, code: int) -> None:
         """Make random augmentation in worker processes a function of the batch, so that a resumed run repeats it."""
@@ -169,6 +165,8 @@ class Deliveries:
         self._used = False
         self._count = 0  # of deliveries; the tensors of the last one are marked with it
         self.summed = 0  # rows of the current batch whose gradients have been summed
+        self.on_restart: Callable[[], None] = lambda: None
+        self.parts = 0  # of them, those of the last delivery, if the loop itself splits it into parts
 
     @property
     def units(self) -> Units | None:
@@ -180,13 +178,14 @@ class Deliveries:
 
     def restart(self) -> None:
         """Forget a batch of which only a part was used: a new iteration begins with the whole batch."""
-        self._last, self.summed = None, 0
+        self._last, self.summed, self.parts = None, 0, 0
+        self.on_restart()
 
     def deliver(self, parcel: Parcel) -> Any:
         """Open a parcel for the training loop."""
         content = parcel.part.content
         self._count += 1
-        self._last, self._used = parcel.part._replace(content=None), False
+        self._last, self._used, self.parts = parcel.part._replace(content=None), False, 0
         for tensor in _tensors(content):
             tensor._dpmf_delivery = self._count
         return content
@@ -228,23 +227,35 @@ class Deliveries:
         expected = rows[self.summed : self.summed + last.size]
         if len(expected) != last.size or (last.size and expected[0] != last.first):
             return f"a part of batch {step} was left out or used twice: make one step on every part, in order"
-        units, end = self._sampler.units, self.summed + last.size
-        if units is not None and 0 < end < len(rows) and units.of[rows[end - 1]] == units.of[rows[end]]:
-            return f"a part of batch {step} ends within a user's records: keep all records of a user together"
-        return None
+        return self._split_user(rows, self.summed + last.size)
+
+    def part_problem(self, gradients: int) -> str | None:
+        """The same for a part of the last delivery, after which more of it may come."""
+        end = self.summed + self.parts + gradients
+        if self._last is not None and 0 <= self.parts + gradients <= self._last.size:
+            gradients = self._last.size - self.parts
+        problem = self.problem(self.parts + gradients)
+        return self._split_user(_rows(self._sampler, self._step()), end) if problem is None else problem
+
+    def _split_user(self, rows: Any, end: int) -> str | None:
+        """What is wrong if a part of a batch ends within a user's records."""
+        units = self._sampler.units
+        if units is None or not 0 < end < len(rows) or units.of[rows[end - 1]] != units.of[rows[end]]:
+            return None
+        return f"a part of batch {self._step()} ends within a user's records: keep all records of a user together"
 
     def arrange(self, parameters: list[Any]) -> None:
-        """Make the per-record gradients of the last delivery those of the units of privacy, before they are clipped.
+        """Make per-record gradients those of the units of privacy, before they are clipped.
 
         Rows that only fill up the batch get zeros. With users, a user's gradient is the mean of those of its records.
         """
-        last, units = self._last, self._sampler.units
-        assert last is not None
-        if last.real < last.size:
+        units, start = self._sampler.units, self.summed + self.parts
+        rows = _rows(self._sampler, self._step())[start : start + len(parameters[0].grad_sample)]
+        real = int((rows >= 0).sum())  # the others are the last ones
+        if real < len(rows):
             for p in parameters:
-                p.grad_sample[last.real :] = 0
-        if units is not None and last.size:
-            rows = self._sampler.batch(last.iteration)[self.summed : self.summed + last.size]
+                p.grad_sample[real:] = 0
+        if units is not None and len(rows):
             _, place, sizes = np.unique(units.of[rows], return_inverse=True, return_counts=True)
             for p in parameters:
                 samples = p.grad_sample.to(torch.promote_types(p.grad_sample.dtype, torch.float32))
@@ -256,7 +267,7 @@ class Deliveries:
     def use(self) -> bool:
         """Count the last delivery as used. Returns whether its batch is complete now."""
         assert self._last is not None
-        self._used = True
+        self._used, self.parts = True, 0
         self.summed += self._last.size
         if self.summed < len(_rows(self._sampler, self._last.iteration)):
             return False

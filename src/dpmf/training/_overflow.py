@@ -114,10 +114,18 @@ class Cut:
           uncut: the ε of the uncut mechanism at a given δ.
         """
         for share in _SHARES:
-            epsilon = uncut(math.nextafter(delta * (1 - share), 0.0))
+            epsilon = uncut(_without(delta, share))
             if self.charge(epsilon) <= share * delta:
                 return epsilon
         return math.inf
+
+    def tried_first(self, delta: float) -> float:
+        """The δ of the uncut mechanism that `epsilon` asks about first."""
+        return _without(delta, _SHARES[0])
+
+
+def _without(delta: float, share: float) -> float:
+    return math.nextafter(delta * (1 - share), 0.0)
 
 
 def checked_cut(batching: Batching, records: int, max_batch_size: int | None, max_records: int | None) -> Cut | None:

@@ -80,3 +80,30 @@ def test_training_on_users_whole_in_parts_and_resumed(tmp_path: Path) -> None:
     assert np.array_equal(weights(again), weights(whole))
     with pytest.raises(ArgumentError, match="max_batch_size must not be given with unit"):
         private(unit=USERS, max_batch_size=20)
+
+
+@pytest.mark.parametrize("options", [{"unit": USERS}, {"max_batch_size": 18}], ids=["users", "padded"])
+def test_parts_that_the_loop_itself_makes(options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    whole, parts = (private(model=linear(), **options) for _ in range(2))
+    train(whole, 8)
+    refused = 0
+    for x, y in parts.data_loader:
+        if len(x) > 1:
+            used = 0
+            for end in range(1, len(x)):
+                loss = torch.nn.functional.cross_entropy(parts.model(x[used:end]), y[used:end])
+                loss.backward()
+                try:
+                    parts.optimizer.sum_part()
+                    used = end
+                except TrainingError as error:
+                    assert "ends within a user's records" in str(error)  # noqa: PT017
+                    refused += 1
+                    parts.optimizer.zero_grad()
+            x, y = x[used:], y[used:]
+        torch.nn.functional.cross_entropy(parts.model(x), y).backward()
+        parts.optimizer.step()
+        parts.optimizer.zero_grad()
+    assert refused == (4 if "unit" in options else 0)  # within d once, within a twice, within k once
+    np.testing.assert_allclose(weights(parts), weights(whole), atol=1e-5)
