@@ -87,6 +87,7 @@ class _CorrelatedNoise:
         if self.deliveries.summed == 0 and self.deliveries.parts == 0:
             for p in self.params:
                 p.summed_grad = None
+        self.deliveries.arrange(self.params)
         self.clip_and_accumulate()  # type: ignore[attr-defined]
         self.deliveries.parts += max(counts)
         self._is_last_step_skipped = True  # zero_grad keeps the sum, and a checkpoint has to wait
@@ -145,6 +146,8 @@ class _CorrelatedNoise:
         elif self.deliveries.summed == 0 and not self.deliveries.parts:
             for p in self.params:
                 p.summed_grad = None  # left over from a batch of which only a part was used
+        if counts != {-1}:
+            self.deliveries.arrange(self.params)
         return super().pre_step(closure)  # type: ignore[misc]
 
     def signal_skip_step(self, do_skip: bool = True) -> None:

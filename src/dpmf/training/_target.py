@@ -14,6 +14,7 @@ from dpmf.accountants.registry import resolve
 from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
+from dpmf.training._overflow import Cut
 
 _SILENCE = 1.0  # seconds before the first line
 _PAUSE = 5.0  # seconds between two lines
@@ -26,6 +27,7 @@ def noise_for(
     noise_multiplier: float | None,
     accountant: api.AnyAccountant,
     *,
+    cut: Cut | None = None,
     says: bool = True,
 ) -> tuple[float, Calibration | None, tuple[float, float] | None]:
     """The noise multiplier, how it was calibrated, and the (ε, δ) that was proved for it.
@@ -35,6 +37,7 @@ def noise_for(
       target_epsilon, target_delta: the target, or None for both if the noise multiplier is given.
       noise_multiplier: the noise multiplier, or None if a target is given.
       accountant: the accountant that calibrates. One that only estimates is refused before it begins.
+      cut: how batches are cut to a largest size. Calibration is to what the cost of that leaves of δ.
       says: whether to say on stderr what takes long.
     """
     if (kind := _estimates(accountant)) is not None:
@@ -49,13 +52,14 @@ def noise_for(
         raise ArgumentError("target_epsilon", "must be given with target_delta, or noise_multiplier instead of both")
     if target_delta is None:
         raise ArgumentError("target_delta", "must be given with target_epsilon")
+    epsilon = validation.positive("target_epsilon", target_epsilon)
+    whole = validation.probability("target_delta", target_delta)
+    delta = whole if cut is None else cut.left(epsilon, whole)
     with saying(f"calibrating the noise for ε = {target_epsilon}, δ = {target_delta}", says):
-        found = api.calibrate(
-            mechanism, target_epsilon=target_epsilon, target_delta=target_delta, accountant=accountant
-        )  # fmt: skip
+        found = api.calibrate(mechanism, target_epsilon=epsilon, target_delta=delta, accountant=accountant)
     if not isinstance(found, Calibration):
         raise ArgumentError("accountant", f"must be one that proves its bound, {found.accountant} only estimates it")
-    return found.noise_multiplier, found, (found.target_epsilon, found.target_delta)
+    return found.noise_multiplier, found, (epsilon, whole)
 
 
 def _estimates(accountant: api.AnyAccountant) -> str | None:

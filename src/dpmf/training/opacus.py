@@ -232,13 +232,18 @@ def make_private(
     collate_fn: Any = None,
     num_workers: int = 0,
     loader_options: Mapping[str, Any] | None = None,
+    expected_batch_size: float | None = None,
+    max_batch_size: int | None = None,
+    max_records: int | None = None,
+    unit: Any = None,
 ) -> PrivateTraining:
     """Make training differentially private with the noise and the batches of a mechanism.
 
     Args:
       model: a module that Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
       optimizer: any torch optimizer over the model's parameters or some of them.
-      dataset: an object with a length that returns a record by its index. One record is the unit of privacy.
+      dataset: an object with a length that returns a record by its index. One record is the unit of privacy, unless
+        `unit` is given.
       mechanism: strategy and batching.
       max_grad_norm: the norm to which every record's gradient is clipped.
       target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
@@ -255,17 +260,26 @@ def make_private(
       collate_fn: as for torch's `DataLoader`. It is never called with an empty batch.
       num_workers: as for torch's `DataLoader`.
       loader_options: further arguments of torch's `DataLoader`.
+      expected_batch_size: a public constant by which sums are divided, in place of n/b. Then not even the number of
+        records n is used. With `unit` it counts users.
+      max_batch_size: gives all batches this many rows. Rows that fill up a batch have no effect on the model. A bin
+        with more records is cut, and the probability of that is charged to δ.
+      max_records: with `max_batch_size`, a public upper bound on n, for which the charge is computed. By default it is
+        n, which is public then.
+      unit: for every record the user it belongs to. Users are thrown into bins then, the mean of the gradients of a
+        user's records is clipped to `max_grad_norm`, and the guarantee is for adding or removing a user.
 
     Returns:
       A `PrivateTraining`, whose model, optimizer and data loader replace your own.
 
     **Formal guarantees.** The models produced by the training loop are a post-processing of the mechanism with this
-    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every record of batch t
-    exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of loader workers,
-    with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device say, and used
-    again later in place of another one of the same size is not noticed.) The first step after a gap between throws adds
-    the noise of the gap too. Per-sample clipping and its rounding are Opacus'. The documentation on training says what
-    floating-point noise leaves open.
+    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record (or a user, with `unit`). Step t uses
+    every record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any
+    number of loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another
+    device say, and used again later in place of another one of the same size is not noticed.) The first step after a
+    gap between throws adds the noise of the gap too. With `max_batch_size` the cost of cut batches is part of δ
+    (docs/theory/batch-sizes.md). Per-sample clipping and its rounding are Opacus'. The documentation on training says
+    what floating-point noise leaves open.
     """
     try:
         import torch
@@ -306,10 +320,15 @@ def make_private(
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    sampler = BatchSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
+    if unit is not None and max_batch_size is not None:
+        raise ArgumentError("max_batch_size", "must not be given with unit: users have different numbers of records")
+    sampler = BatchSampler(
+        len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world, unit=unit,
+        expected_batch_size=expected_batch_size, max_batch_size=max_batch_size, max_records=max_records,
+    )  # fmt: skip
 
     sigma, calibration, proved = _target.noise_for(
-        mechanism, target_epsilon, target_delta, noise_multiplier, accountant, says=rank == 0
+        mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut, says=rank == 0
     )
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
@@ -330,7 +349,7 @@ def make_private(
         engine = PrivacyEngine(accountant=_accountant.NAME)
     # Torch warns in every backward pass that the first layer's inputs have no gradients. Opacus' hooks do not use them.
     warnings.filterwarnings("ignore", "Full backward hook is firing")
-    tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved)
+    tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved, sampler.cut)
     engine.accountant = tracker
 
     deliveries = _loader.Deliveries(sampler, lambda: noise.step)
