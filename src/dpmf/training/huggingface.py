@@ -203,15 +203,12 @@ class _Private:
         inputs = me._prepare_inputs(inputs)
         total = torch.zeros((), device=me.args.device)
         optimizer.zero_grad()
-        for start in range(0, size, me._train_batch_size):
-            part = {
-                name: value[start : start + me._train_batch_size] if isinstance(value, torch.Tensor) else value
-                for name, value in inputs.items()
-            }
+        for piece in optimizer.deliveries.pieces(me._train_batch_size):
+            part = {n: value[piece] if isinstance(value, torch.Tensor) else value for n, value in inputs.items()}
             with me.compute_loss_context_manager():
                 outputs = self.private.model(**{name: value for name, value in part.items() if name != "labels"})
                 losses = self._record_losses(outputs, part)
-                count = min(me._train_batch_size, size - start)
+                count = piece.stop - piece.start
                 if losses.shape != (count,):
                     raise TrainingError(
                         f"record_losses must return one loss for each of the {count} records, got {tuple(losses.shape)}"

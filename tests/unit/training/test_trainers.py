@@ -350,3 +350,11 @@ def test_the_audit_finds_nothing_in_what_trainers_do(kind: str, tmp_path: Path) 
         )
         trainer.fit(VectorModule(model), torch.utils.data.DataLoader(Records()))
     assert findings(trace, mechanism) == []
+
+
+def test_a_trainer_keeps_the_records_of_a_user_together(tmp_path: Path) -> None:
+    users = [0, 0, 0, *range(1, 18)]  # one has more records than are computed at a time
+    trainer = fine_tuning(tmp_path, save_strategy="no", num_train_epochs=1)
+    private = make_trainer_private(trainer, MECHANISM, unit=users, **OPTIONS)
+    trainer.train()
+    assert private.step == 8
