@@ -44,6 +44,7 @@ ORDER: dict[str, list[str]] = {
         "theory/cascade.md",
         "theory/conditional.md",
         "theory/batchings.md",
+        "theory/batch-sizes.md",
         "theory/monte_carlo.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",
