@@ -228,7 +228,7 @@ def _show_ranking(ranking: Ranking, request: DesignRequest, parameters: int | No
         st.markdown("**Promising, not proved yet**: sampled estimates that guarantee nothing")
         st.markdown(_ranked(open_ones[:_MOST_ROWS], parameters))
     if finished and not ranking.finished:
-        st.caption("The search ended before every promising design was proved. The command below goes on from here.")
+        st.caption("The search ended before every design was tried and proved. The command below goes on from here.")
     st.markdown("Train with the best design" + ("" if finished else ", as far as it is known"))
     st.code(ranking.code, language="python", wrap_lines=True)
     st.markdown("The same search from the shell")
