@@ -5,6 +5,7 @@ Record (or user) i pushes coordinate i as hard as clipping allows, so that what 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ MECHANISMS = {
         dpmf.strategies.matrix(np.tril(np.full((10, 10), 0.2)) + np.eye(10)), dpmf.BallsInBins(2, 5)
     ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Most of the time of these tests is compilation, of functions that are called a few times."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def begin(name: str = "reshuffled", records: int = RECORDS, **options: Any) -> training.Private:
@@ -75,7 +84,7 @@ def whole(name: str) -> Run:
     return Run(begin(name)).train()
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", ["reshuffled", "cyclic", "cyclic poisson", "matrix"])
 def test_training_is_the_mechanism(name: str) -> None:
     run, batching = whole(name), MECHANISMS[name].batching
     sums, b = np.stack(run.sums), batching.batches_per_epoch
@@ -134,7 +143,7 @@ def test_a_bin_that_overflows_is_cut() -> None:
         assert list(np.flatnonzero(after)) == list(np.flatnonzero(before)[:6])
 
 
-@pytest.mark.parametrize("name", ["reshuffled", "matrix"])
+@pytest.mark.parametrize("name", ["reshuffled", "matrix"])  # noise that streams, and noise that is made again
 def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
     first = Run(begin(name)).train(4)
     first.private.save(tmp_path / "c", (first.weights, first.state))
@@ -163,9 +172,9 @@ def test_another_state_or_checkpoint_is_refused(tmp_path: Path) -> None:
         fresh = Run(other)
         with pytest.raises(ValueError, match="checkpoint must be of this mechanism and these settings"):
             other.load(tmp_path / "c", (fresh.weights, fresh.state))
-    stranger = Run(begin(noise_multiplier=2.0))
-    stranger.state = run.state
-    assert np.isnan(stranger.train(1).weights).all()
+    assert np.isnan(
+        jax.jit(begin(noise_multiplier=2.0).noise.update)(run.weights, run.private.state(run.state))[0]
+    ).all()
     with pytest.raises(ValueError, match="other shapes or precisions"):
         run.private.load(tmp_path / "c", (jnp.zeros(3), run.state))
     before = (tmp_path / "c").read_bytes()
@@ -177,17 +186,6 @@ def test_another_state_or_checkpoint_is_refused(tmp_path: Path) -> None:
     begin().load(tmp_path / "c", (run.weights, run.state), allow_second_continuation=True)
     with pytest.raises(ArgumentError, match="must hold one state of the noise, this tree has 0"):
         run.private.batch(run.weights)
-
-
-def test_a_scan_is_the_same_as_a_loop() -> None:
-    run = Run(begin())
-
-    def body(carry: Any, _: None) -> Any:
-        weights, state, _clipped = run.step(*carry)
-        return (weights, state), None
-
-    (weights, _), _ = jax.lax.scan(body, (run.weights, run.state), None, length=run.private.steps)
-    np.testing.assert_allclose(weights, whole("reshuffled").weights, atol=1e-5)
 
 
 def test_users() -> None:
