@@ -168,11 +168,11 @@ class Passes:
                 token = _Token()
                 tensor.grad_fn.metadata["dpmf"] = token  # it lives as long as the graph does
                 self._alive.append(weakref.ref(token))
-                tensor.register_hook(self._check)
+                tensor.register_hook(partial(self._check, tensor.detach(), self._alive[-1]))
 
-    def _check(self, gradient: Any) -> None:
+    def _check(self, output: Any, token: Any, gradient: Any) -> None:
         for root in _roots():
-            problem = loss_problem(root, gradient, self._reduction)
+            problem = loss_problem(root, self._reduction, output=(output, gradient, token()))
             if problem is not None:
                 raise TrainingError(problem)
 
@@ -194,21 +194,29 @@ def _outputs(value: Any) -> Iterator[Any]:
 
 def _roots() -> list[Any]:
     """The tensors that backward() was called on, inside a hook of the backward pass; none where torch hides them."""
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if at.f_code.co_name == "_engine_run_backward":
-                return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
-            at = at.f_back
-    return []
+    at: Any = None
+    frames = sys._current_frames()
+    try:
+        for at in frames.values():  # with several devices, another thread runs the hooks than the one that has called
+            while at is not None:
+                if at.f_code.co_name == "_engine_run_backward":
+                    return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
+                at = at.f_back
+        return []
+    finally:
+        del at, frames  # this function's own frame is among them: it must not keep itself, and batches, alive
 
 
 # What a loss may be the result of without another scale, as torch names the steps of a backward pass.
 _TRANSPARENT = tuple(f"{name}Backward" for name in ("Add", "Neg", "View", "Squeeze", "ToCopy", "UnsafeView", "Clone"))
+_SHAPES = (
+    *_TRANSPARENT,
+    *(f"{name}Backward" for name in ("LogSoftmax", "Transpose", "Permute", "Slice", "ReshapeAlias", "T")),
+)
 _MEAN, _SUM = 1, 2  # as torch numbers them
 
 
-def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
+def loss_problem(loss: Any, declared: str, *, output: Any = None, records: int = 0) -> str | None:
     """What is wrong with how a loss combines records, as far as its graph shows; None if nothing is.
 
     The gradient of a record must not depend on other records. Opacus multiplies gradients by the size of the batch if
@@ -216,8 +224,9 @@ def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
 
     Args:
       loss: what backward() was called on.
-      gradient: that of an output of the model.
       declared: "mean" or "sum".
+      output: in a hook of the backward pass, an output of the model, its gradient, and the mark of its node.
+      records: before the backward pass, how many records there are.
     """
     kinds: set[str] = set()
     todo = [loss.grad_fn]
@@ -225,13 +234,13 @@ def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
         node = todo.pop()
         name = "" if node is None else node.name()
         reduction = getattr(node, "_saved_reduction", None)
-        if name.startswith(_TRANSPARENT):
+        if name.startswith(_TRANSPARENT) or (name.startswith("DivBackward") and _by_one(node)):
             todo += [following for following, _ in node.next_functions]
         elif reduction == _SUM or (reduction is None and name.startswith("SumBackward")):
             kinds.add("sum")
         elif reduction == _MEAN or name.startswith("MeanBackward"):
             kinds.add("mean")
-            if name.startswith("NllLoss") and _unequal_labels(gradient):
+            if name.startswith("NllLoss") and _unequal_labels(node, output, records):
                 return (
                     "the loss divides by the number of labels in the batch, and records have different numbers of "
                     "them, so that a record changes the gradients of others: average over the labels of each record "
@@ -249,9 +258,35 @@ def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
     return None
 
 
-def _unequal_labels(gradient: Any) -> bool:
-    """Whether records have different numbers of labels: positions whose label is ignored have no gradient at all."""
-    if gradient.ndim < 2 or len(gradient) == 0:
+def _by_one(node: Any) -> bool:
+    """Whether a division is by 1, as trainers do it. During the backward pass that is not known any more."""
+    try:
+        return node._saved_other.numel() == 1 and float(node._saved_other) == 1.0
+    except (AttributeError, RuntimeError):
         return False
-    positions = (gradient == 0).all(dim=-1).reshape(len(gradient), -1).sum(dim=1)
-    return bool((positions != positions[0]).any())
+
+
+def _unequal_labels(node: Any, output: Any, records: int) -> bool:
+    """Whether records have different numbers of labels.
+
+    Before the backward pass the labels are known. Within it they are gone, and what is looked for are positions without
+    any gradient although the model is not certain about them: their labels were ignored.
+    """
+    if output is None:
+        if not records or node._saved_target.numel() % records:
+            return False
+        counts = (node._saved_target != node._saved_ignore_index).reshape(records, -1).sum(dim=1)
+    else:
+        logits, gradient, mark = output
+        for _ in range(10):  # from the loss to the output, unless there is more than a change of shape between them
+            node = node.next_functions[0][0] if node.next_functions else None
+            if node is None or node.metadata.get("dpmf") is mark:
+                break
+            if not node.name().startswith(_SHAPES):
+                return False
+        if node is None or gradient.ndim < 2 or len(gradient) == 0:
+            return False
+        uncertain = (logits.float().softmax(dim=-1) > 1e-30).sum(dim=-1) > 1
+        ignored = (gradient == 0).all(dim=-1) & uncertain
+        counts = ignored.reshape(len(gradient), -1).sum(dim=1)
+    return bool((counts != counts[0]).any())
