@@ -27,8 +27,9 @@ from dpmf.training._schedule import Schedule, description
 from dpmf.training._shards import Shard
 from dpmf.training._sources import SOURCES, make_source
 
-# What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64, format 3 from ChaCha.
-FORMAT = 3
+# What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64. Format 3 drew from ChaCha
+# in double precision; since format 4 single-precision normals have a transform of their own.
+FORMAT = 4
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
