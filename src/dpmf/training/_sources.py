@@ -65,10 +65,14 @@ class Source(ABC):
         3·10⁻⁶, except where the radius is below 10⁻⁴ (5·10⁻⁹ of all pairs), and there by less than 10⁻⁴.
         """
         if self._place != (purpose, step, array):
-            label = b"dpmf noise" + self.key + struct.pack("<3Q", purpose, step, array)
-            self._words = np.frombuffer(hashlib.sha256(label).digest(), dtype="<u4").astype(np.uint32)
+            self._words = self.words(purpose, step, array)
             self._place = purpose, step, array
         kernels.normals(self._words, self.rounds, *runs, out)
+
+    def words(self, purpose: int, step: int, array: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """The eight words of the key of a place."""
+        label = b"dpmf noise" + self.key + struct.pack("<3Q", purpose, step, array)
+        return np.frombuffer(hashlib.sha256(label).digest(), dtype="<u4").astype(np.uint32)
 
     @abstractmethod
     def integers(self, purpose: int, below: int, size: int, step: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
