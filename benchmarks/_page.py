@@ -19,7 +19,7 @@ import numpy as np
 from dpmf.files import write_atomically
 from evidence.fingerprint import code_version
 from evidence.machine import machine
-from evidence.pictures import png
+from evidence.pictures import write_png
 from evidence.say import short, table
 from evidence.spec import Cell
 from evidence.store import Record, export, read_export
@@ -85,8 +85,8 @@ def load() -> Data:
 
 def write_all(data: Data) -> None:
     write_atomically(PAGE, page(data).encode())
-    write_atomically(PICTURE, picture(data))
-    write_atomically(GROWTH_PICTURE, growth_picture(data))
+    write_png(PICTURE, picture(data))
+    write_png(GROWTH_PICTURE, growth_picture(data))
 
 
 def number(value: float | None) -> str:
@@ -208,9 +208,9 @@ def _axes(rows: int, columns: int) -> tuple[Any, list[Any]]:
     return figure, axes
 
 
-def _with_legend(figure: Any, labels: dict[str, Any]) -> bytes:
+def _with_legend(figure: Any, labels: dict[str, Any]) -> Any:
     figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
-    return png(figure)
+    return figure
 
 
 def _short(accountant: str) -> str:
@@ -218,7 +218,7 @@ def _short(accountant: str) -> str:
     return accountant.split(", ")[0] if "onte" in accountant and "samples" in accountant else accountant
 
 
-def picture(data: Data) -> bytes:
+def picture(data: Data) -> Any:
     rows = [row for row in data["beside"]["rows"] if row["tightness"][0] is not None]
     titles = list(dict.fromkeys(row["mechanism"] for row in rows))
     figure, axes = _axes(math.ceil(len(titles) / 2), 2)
@@ -237,7 +237,7 @@ def picture(data: Data) -> bytes:
     return _with_legend(figure, labels)
 
 
-def growth_picture(data: Data) -> bytes:
+def growth_picture(data: Data) -> Any:
     rows = data["growth"]["rows"]
     kinds = list(dict.fromkeys(row["grows"] for row in rows))
     figure, axes = _axes(2, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import chromium
 from waiting import until
 
 import dpmf
@@ -191,29 +191,10 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         serve.serve(0, browser=False)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-DRIVER = shutil.which("chromedriver")
-
-
 @pytest.fixture
 def browser(tmp_path: Path):
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium and chromedriver on this machine (Debian: apt install chromium chromium-driver)")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="the browser is driven by selenium")
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"):
-        options.add_argument(f"--{flag}")
-    for flag in ("disable-background-networking", "disable-component-update", "window-size=1400,1500"):
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path / "profile") as driver:
+        yield driver
 
 
 def typed(browser, label: str, text: str) -> None:
