@@ -1,8 +1,8 @@
 """The noise of a step on a GPU, by one Triton kernel: normals are drawn in registers and correlated in place.
 
-The words of ChaCha and the transform are those of single precision in `noise`, which says which words make which normal.
-Fused multiply-adds are asked for by name and the compiler may make no others, so that a kind of device always gives the
-same bits. They may differ from a CPU's in the last places, because sums are added up in another order.
+The words of ChaCha and the transform are those of single precision in `noise`, which says which words make which
+normal. Fused multiply-adds are asked for by name and the compiler may make no others, so that a kind of device always
+gives the same bits. They may differ from a CPU's in the last places, because sums are added up in another order.
 
 With back-substitution a launch computes the rows of `ahead` steps at once and keeps them: what is kept of the past is
 then read once for all of them, and the steps in between only add a row that is there already. Per element and step that
@@ -173,9 +173,7 @@ def _update(  # type: ignore[no-untyped-def]
         if AHEAD > 3:
             w3 = weights + 3 * (COPIES + 1)
             y3 = tl.fma(y0, tl.load(w3 + 3), tl.fma(y1, tl.load(w3 + 2), tl.fma(y2, tl.load(w3 + 1), a3)))
-            tl.store(
-                kept + ((slot + 3) % COPIES).to(tl.int64) * size + place, tl.fma(z3, tl.load(w3), y3), mask=valid
-            )
+            tl.store(kept + ((slot + 3) % COPIES).to(tl.int64) * size + place, tl.fma(z3, tl.load(w3), y3), mask=valid)
     old = tl.load(target + place, mask=valid, other=0.0)
     tl.store(target + place, tl.fma(y0, factor, old), mask=valid)
 

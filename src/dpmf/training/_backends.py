@@ -116,8 +116,8 @@ class DeviceBackend:
     def draw(self, source: Source, step: int, array: int, whole: int, runs: tuple[Indices, Indices]) -> Any:
         if source.secure:
             raise errors.ArgumentError(
-                "source", f"must be fast on {self._device} in {self._dtype}: the secure generator runs on a CPU, and in "
-                "float32 on a GPU with Triton",
+                "source", f"must be fast on {self._device} in {self._dtype}: the secure generator runs on a CPU, and "
+                "in float32 on a GPU with Triton",
             )  # fmt: skip
         out = self.empty(int(runs[1].sum()))
         done, current, drawn = 0, -1, out

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpmf.kernels import gpu_noise as kernels
-from dpmf.kernels.noise import SINGLE_TILE
+from dpmf.kernels.noise import LANES, SINGLE_TILE
 from dpmf.strategies.streaming import Plan
 from dpmf.training._backends import DeviceBackend
 from dpmf.training._shards import Shard
@@ -91,10 +91,12 @@ class TritonBackend(DeviceBackend):
         """The runs of a shard on the device, programs for each, and programs in all."""
         if shard not in self._runs:
             starts, counts = shard.runs(0, shard.size)
-            at_once = SINGLE_TILE * (kernels.WIDTH // kernels.noise.LANES)
+            at_once = SINGLE_TILE * (kernels.WIDTH // LANES)
             tiles = int(np.max(-(-(starts % SINGLE_TILE + counts) // at_once)))
             before = np.cumsum(counts) - counts
-            numbers = (self._torch.tensor(n, dtype=self._torch.int64, device=self._device) for n in (starts, counts, before))
+            numbers = (
+                self._torch.tensor(n, dtype=self._torch.int64, device=self._device) for n in (starts, counts, before)
+            )
             self._runs[shard] = (*numbers, tiles, tiles * len(starts))
         return self._runs[shard]
 
@@ -108,7 +110,7 @@ class TritonBackend(DeviceBackend):
         return self._keys[place][t % _KEYS :]
 
     def _on_device(self, numbers: Any) -> Any:
-        """Weights on the device. Those of the last few are kept: they are the same in all steps of a Toeplitz matrix."""
+        """Weights on the device. The last few are kept: for a Toeplitz matrix all steps have the same ones."""
         single = np.ascontiguousarray(numbers, dtype=np.float32)
         label = single.tobytes()
         if label not in self._constant:

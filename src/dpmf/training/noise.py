@@ -161,7 +161,8 @@ class NoiseStream:
             target[start : start + len(piece)].add_(piece.to(target.device), alpha=scale)
 
         if not all(self._backend.fused and self._backend.can_add_to(target) for target in targets):
-            return self.feed(take)
+            self.feed(take)
+            return
         with self._one_step() as rows:
             for array, target in enumerate(targets):
                 self._add_rows(rows, array, target, scale * self.plan.scale)

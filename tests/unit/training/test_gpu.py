@@ -1,4 +1,4 @@
-"""The kernel for GPUs, on a GPU or in Triton's interpreter (TRITON_INTERPRET=1): the noise of the CPU, and its states."""
+"""The kernel for GPUs, on one or in Triton's interpreter (TRITON_INTERPRET=1): the noise of a CPU, and its states."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dpmf.training._gpu import TritonBackend  # noqa: E402
 from dpmf.training._shards import Shard  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = [(3, 5), (), (2, SINGLE_TILE + 9), (0, 2)]
-STEPS = 12
+SHAPES = [(2, SINGLE_TILE - 9), (), (0, 2)]
+STEPS = 6
 FULL = np.tril(np.random.default_rng(1).uniform(0.1, 1, (STEPS, STEPS))) + np.eye(STEPS)
 BANDED = FULL * (np.subtract.outer(np.arange(STEPS), np.arange(STEPS)) < 4)
 STRATEGIES = {
@@ -50,7 +50,7 @@ def _in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stream(strategy: Any, device: str | None = DEVICE, **options: Any) -> NoiseStream:
-    mechanism = dpmf.Mechanism(strategy, options.pop("batching", dpmf.BallsInBins(3, 4)))
+    mechanism = dpmf.Mechanism(strategy, options.pop("batching", dpmf.BallsInBins(2, 3)))
     return NoiseStream(mechanism, SHAPES, seed=3, backend="torch", device=device, max_copies=8, **options)
 
 
@@ -68,7 +68,7 @@ def test_the_noise_is_that_of_a_cpu(name: str, source: str) -> None:
 
 
 def test_rows_of_a_gap_are_added_up() -> None:
-    batching = dpmf.reshuffled(3, 4, gap=2)
+    batching = dpmf.reshuffled(2, 3, gap=2)
     slow = steps(stream(dpmf.strategies.bsr(4), device=None, batching=batching), STEPS)
     np.testing.assert_allclose(steps(stream(dpmf.strategies.bsr(4), batching=batching), STEPS), slow, rtol=0, atol=2e-5)
 
@@ -76,7 +76,7 @@ def test_rows_of_a_gap_are_added_up() -> None:
 @pytest.mark.parametrize("name", ["bsr4", "bsr7", "bisr4", "buffers"])
 def test_a_resumed_stream_gives_the_same_bits(name: str) -> None:
     whole = steps(stream(STRATEGIES[name]), STEPS)
-    for stop in (0, 1, 3, 6):
+    for stop in (1, 4):
         first = stream(STRATEGIES[name])
         before = steps(first, stop)
         second = stream(STRATEGIES[name])
@@ -98,9 +98,9 @@ def test_any_number_of_ranks_gives_the_same_bits(ranks: int) -> None:
 
 def test_shards_of_many_runs() -> None:
     noise = stream(STRATEGIES["bsr4"])
-    row = noise.next()[2].cpu().numpy()
-    cut = [Shard.all_of(s) for s in SHAPES[:2]] + [Shard(SHAPES[2], (0, 5), (2, SINGLE_TILE)), Shard.all_of(SHAPES[3])]
-    assert np.array_equal(stream(STRATEGIES["bsr4"], shards=cut).next()[2].cpu().numpy(), row[:, 5 : 5 + SINGLE_TILE])
+    row = noise.next()[0].cpu().numpy()
+    cut = [Shard(SHAPES[0], (0, 5), (2, 900)), *(Shard.all_of(s) for s in SHAPES[1:])]
+    assert np.array_equal(stream(STRATEGIES["bsr4"], shards=cut).next()[0].cpu().numpy(), row[:, 5:905])
 
 
 def test_noise_is_added_in_place_whatever_the_precision() -> None:
