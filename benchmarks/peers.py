@@ -60,12 +60,14 @@ def _python(peer: str) -> Path:
     return python
 
 
-def run(peer: str, program: str, argument: Any) -> Any:
-    """What `program` prints as JSON, given `argument` as JSON, in the peer's own environment."""
+def run(peer: str, program: str, argument: Any, seconds: float | None = None) -> Any:
+    """What `program` prints as JSON, given `argument` as JSON, in the peer's own environment, within some seconds."""
     command = [_python(peer), "-c", program, json.dumps(argument)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds)
         return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise PeerMissingError(f"{peer} has no answer within {seconds:g} s") from None
     except subprocess.CalledProcessError as error:
         raise PeerMissingError(f"{peer} does not work in .venv-{peer}: {_last_line(error)}") from None
     except (OSError, ValueError, IndexError) as error:

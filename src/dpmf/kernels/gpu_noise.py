@@ -5,8 +5,7 @@ normal. Fused multiply-adds are asked for by name and the compiler may make no o
 gives the same bits. They may differ from a CPU's in the last places, because sums are added up in another order.
 
 With back-substitution a launch computes the rows of `ahead` steps at once and keeps them: what is kept of the past is
-then read once for all of them, and the steps in between only add a row that is there already. Per element and step that
-reads 1 + m/ahead numbers of the m kept, and writes one, where one step at a time would read m and write one.
+then read once for all of them, and the steps in between only add a row that is there already.
 """
 
 from __future__ import annotations

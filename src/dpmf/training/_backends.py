@@ -29,7 +29,7 @@ class Backend(Protocol):
     """Flat arrays of one dtype, processed `chunk` elements at a time; what is kept has one row per copy."""
 
     chunk: int
-    fused: bool  # whether there is `add_row`, as in `_gpu.TritonBackend`, and nothing has to be drawn apart
+    fused: bool  # False; `_gpu.TritonBackend`, where it is True, has `add_row` in place of most of what follows
 
     def kept(self, copies: int, size: int) -> Any: ...
     def empty(self, size: int) -> Any: ...
@@ -179,7 +179,7 @@ class DeviceBackend:
         return self._torch.tensor(x, dtype=self._dtype, device=self._device)
 
 
-def make(name: str, dtype: str, device: Any) -> Backend:
+def make(name: str, dtype: str, device: Any) -> Any:
     if validation.choice("backend", name, ("numpy", "torch")) == "numpy":
         if device is not None:
             raise validation.wrong("device", "given with backend torch only", device)

@@ -17,7 +17,6 @@ import numpy as np
 from dpmf.kernels import gpu_noise as kernels
 from dpmf.kernels.noise import LANES, SINGLE_TILE
 from dpmf.strategies.streaming import Plan
-from dpmf.training._backends import DeviceBackend
 from dpmf.training._shards import Shard
 from dpmf.training._sources import NOISE, Source
 
@@ -32,22 +31,37 @@ def rows_at_once(plan: Plan) -> int:
     return max(1, min(kernels.MAX_AHEAD, plan.copies)) if plan.method == "back-substitution" else 1
 
 
-class TritonBackend(DeviceBackend):
+class TritonBackend:
     """A GPU, in single precision."""
 
     fused = True
 
     def __init__(self, device: Any):
-        super().__init__("float32", device)
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
         self._keys: dict[tuple[bytes, int, int], Any] = {}
         self._runs: dict[Shard, tuple[Any, ...]] = {}
         self._constant: dict[bytes, Any] = {}
         self._generators: dict[int, str] = {}
 
+    def kept(self, copies: int, size: int) -> Any:
+        return self._torch.zeros((copies, size), dtype=self._torch.float32, device=self._device)
+
+    def empty(self, size: int) -> Any:
+        return self._torch.empty(size, dtype=self._torch.float32, device=self._device)
+
+    def to_numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        return np.array(x.detach().cpu().numpy())
+
+    def from_numpy(self, x: np.ndarray[Any, Any]) -> Any:
+        return self._torch.tensor(x, dtype=self._torch.float32, device=self._device)
+
     def can_add_to(self, target: Any) -> bool:
         """Whether `add_row` takes this tensor; for others the row is made first."""
         same = target.device.type == self._device.type and self._device.index in (None, target.device.index)
-        return same and target.dtype == self._dtype and target.is_contiguous()
+        return same and target.dtype == self._torch.float32 and target.is_contiguous()
 
     def add_row(
         self, target: Any, factor: float, source: Source, plan: Plan, weights: Callable[[int], Any], t: int,
@@ -121,7 +135,7 @@ class TritonBackend(DeviceBackend):
 
     def generator(self, source: Source) -> str:
         if source.rounds not in self._generators:
-            drawn, shard = self.empty(SINGLE_TILE).zero_(), Shard((1 << 62,), (_PROBED,), (SINGLE_TILE,))
+            drawn, shard = self.kept(1, SINGLE_TILE)[0], Shard((1 << 62,), (_PROBED,), (SINGLE_TILE,))
             self._launch(drawn, 1.0, type(source)(bytes(32)), _ALONE, np.ones(1), 0, 0, shard, drawn)
             digest = hashlib.sha256(self.to_numpy(drawn).tobytes()).hexdigest()[:16]
             self._generators[source.rounds] = (
