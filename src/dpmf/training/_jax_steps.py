@@ -252,7 +252,8 @@ class Private:
                 )
             return answer.epsilon
 
-        return self.cut.epsilon(delta, uncut)
+        found = self.cut.epsilon(delta, uncut)
+        return min(found, self._proved[0]) if self._proved is not None and delta >= self._proved[1] else found
 
     def save(self, path: str | os.PathLike[str], tree: Any) -> None:
         """Write a checkpoint of a tree that holds the state, with the journal of the run beside it.
