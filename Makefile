@@ -12,7 +12,7 @@ help:
 	@echo "make test       run all tests"
 	@echo "make unit       run the unit tests only; about two minutes"
 	@echo "make lint       ruff and mypy"
-	@echo "make benchmark  tightness and speed beside the peers, and docs/benchmarks.md; a quarter of an hour"
+	@echo "make benchmark  tightness and speed beside the peers, and docs/benchmarks.md; an hour"
 	@echo "make soundness  100,000 bounds against the truth, and docs/soundness.md; it resumes, too"
 	@echo "make fuzz       10,000 pieces of hostile input"
 	@echo "make faults     a hundred kills of a calibration, a figure run and a training run"
@@ -33,7 +33,7 @@ $(VENV)/.full: pyproject.toml | $(BIN)/python
 	@echo "Installing dpmf with everything its tests use into $(VENV) ..."
 	@# This release has a CPU build, and everything that depends on torch accepts it.
 	@$(BIN)/pip install --quiet --no-compile torch==2.13.0
-	@$(BIN)/pip install --quiet --no-compile --editable '.[jax,torch,pld,web,experiments,docs,dev]' --editable ./checker
+	@$(BIN)/pip install --quiet --no-compile --editable '.[jax,torch,trainers,pld,web,experiments,docs,dev]' --editable ./checker
 	@# On all cores, where pip takes one. Packages hold templates and the like that do not compile.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@ $(VENV)/.core
@@ -57,7 +57,7 @@ unit: $(VENV)/.full
 
 # docs/benchmarks.md. The other tables: .venv/bin/python -m benchmarks --help
 benchmark: $(VENV)/.full
-	$(BIN)/python -m benchmarks beside growth
+	$(BIN)/python -m benchmarks beside growth batchings
 
 # random-allocation wants an older numpy: an environment of its own, which computes its cells into the same database.
 # Without it everything else is computed all the same, and the page says what is missing.

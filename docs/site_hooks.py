@@ -1,4 +1,4 @@
-"""What building the site needs beyond MkDocs: the order of the pages, and formulas as MathML.
+"""What building the site needs beyond MkDocs: the menu, formulas as MathML, tables and pictures that fit a phone.
 
 Formulas are turned into MathML when the site is built: every browser shows that by itself, so no script is loaded, from
 here or from elsewhere. A formula that cannot be read stops the build.
@@ -22,6 +22,8 @@ ORDER: dict[str, list[str]] = {
         "howto/report.md",
         "howto/compose.md",
         "howto/train-pytorch.md",
+        "howto/train-huggingface.md",
+        "howto/train-lightning.md",
         "howto/train-jax.md",
         "howto/reproduce.md",
     ],
@@ -44,6 +46,7 @@ ORDER: dict[str, list[str]] = {
         "theory/cascade.md",
         "theory/conditional.md",
         "theory/batchings.md",
+        "theory/batch-sizes.md",
         "theory/monte_carlo.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",
@@ -66,6 +69,14 @@ _DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT
 _LINK_UP = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 _EVERY_COMMAND = "<!-- every command -->"
 _EVERY_ACCOUNTANT = "<!-- every accountant -->"
+_TABLE = re.compile(r"<table>.*?</table>", flags=re.DOTALL)
+_HEAD = re.compile(r"<th\b[^>]*>(.*?)</th>", flags=re.DOTALL)
+_ROW = re.compile(r"<tr>.*?</tr>", flags=re.DOTALL)
+_ENTRY = re.compile(r"<td\b([^>]*)>(.+?)</td>", flags=re.DOTALL)
+_MARKUP = re.compile(r"<[^>]*>")
+_IMAGE = re.compile(r'<img [^>]*src="([^":]+\.png)"[^>]*>')
+_LONG = 45  # a formula in the text with more letters of TeX may be wider than a phone, and can then be moved sideways
+_NORM = re.compile(r"\\[lr]Vert\b")
 _TAG = re.compile(r"\\tag\{([^}]*)\}")
 
 
@@ -83,9 +94,10 @@ def mathml(latex: str, display: bool) -> str:
     from latex2mathml.converter import convert
 
     tag = _TAG.search(latex)
-    body = _LETTERS.sub(_letter, convert(_TAG.sub("", latex).strip(), display="block" if display else "inline"))
+    plain = _NORM.sub(r"\\Vert", _TAG.sub("", latex)).strip()
+    body = _LETTERS.sub(_letter, convert(plain, display="block" if display else "inline"))
     if not display:
-        return body
+        return f'<span class="long">{body}</span>' if len(latex) > _LONG else body
     return f'<span class="equation">{body}<span>{f"({tag[1]})" if tag else ""}</span></span>'
 
 
@@ -153,11 +165,44 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     return markdown.replace(_EVERY_ACCOUNTANT, entries)
 
 
+def with_heads(content: str) -> str:
+    """Give each entry of a table the head of its column, which the style sheet shows on a phone."""
+
+    def labelled(table: re.Match[str]) -> str:
+        heads = [html.escape(html.unescape(_MARKUP.sub("", head)).strip()) for head in _HEAD.findall(table[0])]
+
+        def row(found: re.Match[str]) -> str:
+            left = iter(heads)
+            return _ENTRY.sub(
+                lambda entry: f'<td data-head="{next(left, "")}"{entry[1]}><span>{entry[2]}</span></td>', found[0]
+            )
+
+        return _ROW.sub(row, table[0])
+
+    return _TABLE.sub(labelled, content)
+
+
+def for_phones(content: str, page: Path) -> str:
+    """Offer a picture's narrow twin (``name-phone.png``), where there is one, to narrow screens."""
+
+    def replace(found: re.Match[str]) -> str:
+        twin = found[1].replace(".png", "-phone.png")
+        if not (page.parent / twin).is_file():
+            return found[0]
+        return f'<picture><source media="(max-width: 44.9375em)" srcset="{twin}">{found[0]}</picture>'
+
+    return _IMAGE.sub(replace, content)
+
+
 def on_page_content(content: str, page: Any, **_: Any) -> str:
+    content = for_phones(with_heads(content), Path(page.file.abs_src_path))
+
     def replace(found: re.Match[str]) -> str:
         text = html.unescape(found[3]).strip()
         display = text.startswith("\\[") or found[1] == "$"
         try:
+            if "</span>" in text:
+                raise ValueError("two formulas became one; separate them by an empty line")
             return mathml(text[2:-2], display)
         except Exception as error:
             raise ValueError(f"{page.file.src_path}: no formula: {text} ({type(error).__name__}: {error})") from error

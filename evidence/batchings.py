@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dpmf.files import write_atomically
 from dpmf.report import new_figure
-from evidence.pictures import png
+from evidence.pictures import write_png
 from evidence.say import bound, table
 from evidence.spec import Cell, MechanismSpec, accountant
 
@@ -65,7 +64,7 @@ def tabulated(results: Results) -> str:
 def drawn(results: Results, directory: Path) -> list[Path]:
     """The picture of who takes part when."""
     path = directory / "batchings.png"
-    write_atomically(path, png(participation()))
+    write_png(path, participation())
     return [path]
 
 

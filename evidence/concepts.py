@@ -15,7 +15,7 @@ from dpmf.files import write_atomically
 from dpmf.lower_bounds import lower_delta
 from dpmf.report import LOOKS, new_figure
 from evidence.fingerprint import code_version
-from evidence.pictures import png
+from evidence.pictures import write_png
 from evidence.spec import Cell
 from evidence.store import Record
 
@@ -116,8 +116,10 @@ def drawn(page: str, name: str, directory: Path) -> Record:
     """Draw a picture into the directory, and say which code drew it."""
     began = time.process_time()
     made = DRAWINGS[page][name]()
-    picture = made if isinstance(made, bytes) else png(made)
-    write_atomically(directory / f"{name}.png", picture)
+    path = directory / f"{name}.png"
+    if isinstance(made, bytes):
+        write_atomically(path, made)
+    picture = made if isinstance(made, bytes) else write_png(path, made)
     return record_of(name, picture, time.process_time() - began)
 
 

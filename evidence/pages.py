@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import dpmf
-from dpmf.files import write_atomically
 from evidence import batchings, fingerprint, mechanisms, tightness
-from evidence.pictures import png
+from evidence.pictures import write_png
 from evidence.say import made_by, with_block
 from evidence.spec import Cell
 from evidence.store import Record, read_export
@@ -144,7 +143,7 @@ def _accountants_pictures(records: Records, directory: Path) -> list[Path]:
     for name, claim in CLAIMS.items():
         if (found := _found(claim, records)) is not None:
             written.append(directory / f"{name}.png")
-            write_atomically(written[-1], png(claim.draw(found), dpi=130))
+            write_png(written[-1], claim.draw(found), dpi=130)
     return written
 
 
@@ -159,6 +158,7 @@ PAGES = {
             "python -m evidence make tightness",
             lambda full: {"tightness": tightness.cells()},
             _tightness_page,
+            lambda records, directory: tightness.drawn(_results(records), directory),
         ),
         _tabulated("batchings", batchings),
         _tabulated("mechanisms", mechanisms),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from dpmf.files import write_atomically
+
+_LONG_WORDS = 24  # letters of an entry of a legend that needs a line of its own
+_PHONE = 4.3  # inches: letters of ten points are as large on a phone as the text around them
 
 
 def png(figure: Any, dpi: int = 110) -> bytes:
@@ -20,6 +26,54 @@ def png(figure: Any, dpi: int = 110) -> bytes:
     few = Image.open(drawn).convert("RGB").quantize(colours, dither=Image.Dither.NONE)
     few.save(stream, format="png", optimize=True)
     return stream.getvalue()
+
+
+def write_png(path: Path, figure: Any, dpi: int = 110) -> bytes:
+    """Write a figure, and beside it the same with all panels in one column (``name-phone.png``), for narrow screens.
+
+    Returns the bytes of the first. The figure itself becomes narrow.
+    """
+    wide = png(figure, dpi)
+    write_atomically(path, wide)
+    if narrowed(figure):
+        write_atomically(path.with_name(f"{path.stem}-phone.png"), png(figure, 150))
+    return wide
+
+
+def narrowed(figure: Any) -> bool:
+    """Put the panels of a figure below each other. Return whether there were several beside each other."""
+    from matplotlib.gridspec import GridSpec
+
+    panels = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
+    rows, columns = panels[0].get_subplotspec().get_gridspec().get_geometry() if panels else (1, 1)
+    if columns == 1:
+        return False
+    width, height = figure.get_size_inches()
+    for ax in panels:
+        if not ax.get_visible():
+            ax.remove()
+    panels = [ax for ax in panels if ax.get_visible()]
+    grid = GridSpec(len(panels), 1, figure=figure)
+    # Panels that shared an axis had its numbers and its name at the first of them only.
+    name = next((ax.get_ylabel() for ax in panels if ax.get_ylabel()), "")
+    for place, ax in enumerate(panels):
+        ax.set_subplotspec(grid[place])
+        ax.tick_params(labelleft=ax.yaxis.get_visible(), labelbottom=True)
+        if not ax.get_ylabel() and not ax.images:
+            ax.set_ylabel(name)
+    listed = 0.0
+    for legend in list(figure.legends):
+        words = [text.get_text() for text in legend.get_texts()]
+        size = legend.get_texts()[0].get_fontsize()
+        legend.remove()
+        beside = 1 if max(map(len, words)) > _LONG_WORDS else 2
+        figure.legend(
+            legend.legend_handles, words, loc="outside lower center", ncols=beside, frameon=False, fontsize=size
+        )
+        listed += 0.2 * -(-len(words) // beside) + 0.1
+    shape = height / rows / (width / columns)
+    figure.set_size_inches(_PHONE, len(panels) * min(_PHONE * shape, 3.4) + listed)
+    return True
 
 
 def plot(

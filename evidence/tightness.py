@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from dpmf.report import new_figure
+from evidence.pictures import axis, write_png
 from evidence.say import number, table
 from evidence.spec import Cell, MechanismSpec, accountant
 
@@ -49,6 +52,13 @@ ROWS = (
 )
 
 TRUTH = "monte-carlo"
+_LOOKS: dict[str, dict[str, Any]] = {
+    "conditional": {"marker": "s", "color": "#d55e00", "markersize": 4},
+    "renyi": {"marker": "o", "color": "#56b4e9", "markersize": 4.5},
+    "cascade": {"marker": "v", "color": "#c98a00", "markersize": 4.5},
+    "chain": {"marker": "x", "color": "0.2", "markersize": 6},
+    "best": {"marker": "o", "color": "#009e73", "markersize": 8, "markerfacecolor": "none"},
+}
 COLUMNS = ("renyi", "conditional", "chain", "cascade", "best", "lower")
 
 
@@ -147,6 +157,32 @@ def summary(results: Results) -> str:
         ranges = [f"{min(found):.2f} to {max(found):.2f}" if found else "…" for found in ratios.values()]
         lines.append([f"`{column}`", close, *ranges])
     return table(["accountant", "within 5 %", *(f"ε = {e:g}" for e in EPSILONS)], lines)
+
+
+def picture(results: Results) -> Any:
+    """How many times the true noise each accountant asks for: one panel for each ε, one row for each mechanism."""
+    figure, axes = new_figure(len(EPSILONS))
+    figure.set_size_inches(11.5, 4.6)
+    for ax, epsilon in zip(axes, EPSILONS, strict=True):
+        for column, look in _LOOKS.items():
+            ratios = [ratio_of(results, row, column, epsilon) for row in ROWS]
+            there = [(ratio, -place) for place, ratio in enumerate(ratios) if ratio is not None]
+            ax.plot([x for x, _ in there], [y for _, y in there], linestyle="", label=column, **look)
+        ax.axvline(1.0, color="0.4", linewidth=0.8)
+        ax.set_yticks([-place for place in range(len(ROWS))], [row.name for row in ROWS])
+        ax.tick_params(axis="y", labelleft=ax is axes[0], labelsize="small")
+        axis(ax, "x", (1, 1.5, 2, 3, 4), "σ / true σ")
+        ax.set_title(f"ε = {epsilon:g}", fontsize="medium")
+    shared = axes[0].get_legend_handles_labels()
+    figure.legend(*shared, loc="outside lower center", ncols=len(_LOOKS), frameon=False)
+    return figure
+
+
+def drawn(results: Results, directory: Path) -> list[Path]:
+    """The picture of the page."""
+    path = directory / "tightness.png"
+    write_png(path, picture(results))
+    return [path]
 
 
 BLOCKS = {"verdict": verdict, "summary": summary, "table": tabulated, "winners": families}

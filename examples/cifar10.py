@@ -16,6 +16,7 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -187,7 +188,14 @@ def report(arguments: argparse.Namespace) -> None:
     with arguments.results.open() as file:
         for row in csv.DictReader(file):
             accuracy[row["strategy"], row["accountant"]][float(row["epsilon"])].append(100 * float(row["accuracy"]))
-    figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), sharey=True, layout="constrained")
+    for panels, size, ending in (((1, 3), (9, 3.2), ""), ((3, 1), (4.3, 8.5), "-phone")):
+        figure, axes = plt.subplots(*panels, figsize=size, sharey=True, layout="constrained")
+        _draw(axes, accuracy)
+        figure.savefig(arguments.picture.with_name(f"{arguments.picture.stem}{ending}.png"), dpi=110)
+
+
+def _draw(axes: Any, accuracy: Any) -> None:
+    """One panel for each strategy: accuracy against ε, with the noise of each accountant."""
     styles = {"best": ("C0", "o-"), "renyi": ("C3", "s--"), "monte-carlo": ("C2", "^:")}
     for ax, strategy in zip(axes, STRATEGIES, strict=True):
         for shift, (name, (colour, style)) in enumerate(styles.items()):
@@ -203,7 +211,6 @@ def report(arguments: argparse.Namespace) -> None:
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy in %")
     axes[-1].legend(fontsize=8, title="σ from", title_fontsize=8, loc="lower right")
-    figure.savefig(arguments.picture, dpi=110)
 
 
 def main() -> None:

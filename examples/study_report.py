@@ -193,6 +193,14 @@ def report(mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores, pic
 
 
 def draw(by_epsilon: dict[float, list[Result]], picture: Path) -> None:
+    """Draw accuracy against predicted error, and the same below each other for a phone."""
+    _draw(by_epsilon, picture, (1, 3), (10, 3.6))
+    _draw(by_epsilon, picture.with_name(f"{picture.stem}-phone.png"), (3, 1), (4.3, 9))
+
+
+def _draw(
+    by_epsilon: dict[float, list[Result]], picture: Path, panels: tuple[int, int], size: tuple[float, float]
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -205,7 +213,7 @@ def draw(by_epsilon: dict[float, list[Result]], picture: Path) -> None:
         ("cyclic", "D", "optimised, cyclic Poisson"),
         ("b", "s", "BSR, BISR, BLT, fixed bins"),
     )
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(*panels, figsize=size, sharey=True, layout="constrained")
     several = {e: found for e, found in by_epsilon.items() if len(found) >= 10}
     for ax, memory in zip(axes, shown, strict=True):
         for number, found in enumerate(several.values()):

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpmf.files import write_atomically
-from evidence.pictures import png
+from evidence.pictures import write_png
 from evidence.spec import Cell, FigureSpec, Line, Panel
 
 Results = Mapping[Cell, Mapping[str, Any]]
@@ -183,7 +183,7 @@ def write(figure: Figure, directory: Path, name: str, kind: str = "png") -> Path
     """As pixels ("png") or for print ("pdf"), without dates: the same numbers give the same file."""
     path = directory / f"{name}.{kind}"
     if kind == "png":
-        write_atomically(path, png(figure, dpi=200))
+        write_png(path, figure, dpi=200)
     else:
         stream = io.BytesIO()
         figure.savefig(stream, format=kind, metadata={"CreationDate": None})

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dpmf.errors import CalibrationError as CalibrationError
     from dpmf.errors import MissingExtraError as MissingExtraError
     from dpmf.errors import TrainingError as TrainingError
+    from dpmf.groups import group_privacy as group_privacy
     from dpmf.mechanism import Mechanism as Mechanism
     from dpmf.paper import statement as statement
     from dpmf.results import Calibration as Calibration
@@ -66,6 +67,7 @@ _HOME = {
     "design": "dpmf.designs",
     "epsilon": "dpmf.api",
     "error": "dpmf.workloads",
+    "group_privacy": "dpmf.groups",
     "profile": "dpmf.api",
     "statement": "dpmf.paper",
     "tradeoff": "dpmf.attacks",

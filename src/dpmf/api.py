@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from dpmf import budget, lower_bounds, validation
+from dpmf import budget, calibration, lower_bounds, validation
 from dpmf.accountants.composed import likely_noise
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import (
@@ -20,7 +20,7 @@ from dpmf.accountants.protocol import (
     PreparedAccountant,
     directions_of,
 )
-from dpmf.accountants.registry import covering, resolve
+from dpmf.accountants.registry import covering, least_of, resolve
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -298,7 +298,10 @@ def calibrate(
     sigma = 0.0
     binding = question.directions[0]
     with question.asked() as source:
-        start = mechanism.checked_noise(near) if near is not None else likely_noise(mechanism, epsilon, delta)
+        if near is None:
+            start = budget.attempt(lambda: likely_noise(mechanism, epsilon, delta), mechanism.sensitivity)
+        else:
+            start = mechanism.checked_noise(near)
         for one_way in question.directions:
             if sigma:
                 # The σ of the direction before often does for this one too: one evaluation tells.
@@ -322,3 +325,45 @@ def calibrate(
         target_epsilon=epsilon, target_delta=delta,
     )  # fmt: skip
     return Calibration(**answer) if question.kind == "bound" else CalibrationEstimate(**answer)
+
+
+def noise_near(
+    mechanism: Mechanism,
+    near: float,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    relative_tolerance: float,
+    quick: bool = False,
+    time_budget: float | None = None,
+) -> tuple[float, bool]:
+    """A noise multiplier near an estimate that guarantees (ε, δ), with few questions; `calibrate` finds the least one.
+
+    Args:
+      mechanism: the strategy and the batching.
+      near: an estimate of the noise multiplier.
+      target_epsilon: ε > 0.
+      target_delta: δ, strictly between 0 and 1.
+      relative_tolerance: how much smaller than the answer the root of the bounds that were asked might be.
+      quick: ask rough bounds only, which cost about a percent of σ and take a fraction of the time.
+      time_budget: seconds.
+
+    Returns:
+      The noise multiplier, and whether the search came to its end before the time budget did.
+
+    Raises:
+      CalibrationError: no noise multiplier was found in time.
+
+    **Formal guarantees.** In both directions, a bound of the cascade or the chain accountant was evaluated at the noise
+    multiplier returned and met the target.
+    """
+    with budget.time_limit(time_budget):
+        chain = resolve("chain")
+        accountant = least_of([resolve("cascade"), chain]) if mechanism.batching.fixed else covering(chain, mechanism)
+        try:
+            members = Least.of(accountant.prepare(mechanism)).bounds()
+        except budget.OutOfTime:
+            raise CalibrationError("there was no time to certify it") from None
+        return calibration.noise_near(
+            members, target_epsilon, target_delta, near, relative_tolerance, quick=quick
+        )  # fmt: skip

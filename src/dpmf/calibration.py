@@ -13,7 +13,7 @@ from itertools import product
 from typing import NamedTuple
 
 from dpmf import budget
-from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import DIRECTIONS, Direction, Evaluation, PreparedAccountant
 from dpmf.errors import CalibrationError
 from dpmf.formatting import given
 from dpmf.search import LARGEST_RATIO, least_noise
@@ -23,6 +23,10 @@ _CRUDE = 0.1  # bounds are compared at a σ that is found to this relative toler
 _STRIDE = 0.5  # the largest first step in log σ
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ that is assumed before two evaluations show it
 _CLEARLY = 1.3  # an estimate below the target by more than this factor is taken to meet it
+_QUESTIONS = 9  # at most so many noise multipliers are tried near a given one
+_JUMP = 1.5  # from one of them to the next, at most by this factor
+_SLOPES = (4.0, 200.0)  # the least and the largest −d log δ/d log σ that is believed
+_ASKED = 2  # how many of the bounds, the most promising first, are asked at one of them
 _CLOSE = 2.0  # σ is close to the root where the bound is below the target by at most this factor
 
 
@@ -84,6 +88,116 @@ def calibrate_one_way(
         target = f"epsilon = {given(epsilon)}, delta = {given(delta)}"
         raise CalibrationError(f"no noise multiplier up to {LARGEST_RATIO * start:.3g} meets {target}")
     return contest.best
+
+
+def noise_near(
+    members: Sequence[PreparedAccountant],
+    epsilon: float,
+    delta: float,
+    near: float,
+    relative_tolerance: float,
+    *,
+    quick: bool,
+) -> tuple[float, bool]:
+    """A noise multiplier near a given one with which the bounds meet (ε, δ) in both directions.
+
+    The search looks where the slope of log δ seen so far puts the root, and ends as soon as little is left to gain:
+    an estimate of σ that is right to a few percent leads to an answer in two or three questions.
+
+    Args:
+      members: the bounds. Those that are neither cheap nor have a rough version are asked last.
+      epsilon: the target ε.
+      delta: the target δ.
+      near: the noise multiplier at which to look first.
+      relative_tolerance: how much smaller the answer might be.
+      quick: rough bounds suffice, where there are any.
+
+    Returns:
+      The noise multiplier, and whether the search came to its end before the time budget did.
+
+    Raises:
+      CalibrationError: no noise multiplier that was tried meets the target.
+
+    **Formal guarantees.** Bounds in both directions were evaluated at the noise multiplier returned and met the target.
+    """
+    search = _Nearby(members, epsilon, delta, quick)
+    finished = budget.finished(lambda: search.run(near, relative_tolerance))
+    if search.met is None:
+        raise CalibrationError(f"no noise multiplier near {given(near)} was found to meet the target")
+    return search.met, finished
+
+
+class _Nearby:
+    """The search of `noise_near`. `met` is the least noise multiplier found that meets the target."""
+
+    def __init__(self, members: Sequence[PreparedAccountant], epsilon: float, delta: float, quick: bool) -> None:
+        self._members, self._epsilon, self._delta, self._quick = members, epsilon, delta, quick
+        self._order: dict[Direction, list[PreparedAccountant]] = {}
+        self._ways: list[Direction] = list(DIRECTIONS)
+        self._rough: dict[tuple[int, float, Direction], Evaluation | None] = {}
+        self.met: float | None = None
+        self._missed = 0.0
+
+    def run(self, sigma: float, tolerance: float) -> None:
+        slope = 2 * math.log(1 / self._delta)
+        before: tuple[float, float] | None = None
+        for _ in range(_QUESTIONS):
+            value = self._worst(sigma)
+            if value <= self._delta:
+                self.met = sigma
+            else:
+                self._missed = sigma
+            if before is not None and 0 < value < 1 and 0 < before[1] < 1:
+                seen = math.log(before[1] / value) / math.log(sigma / before[0])
+                slope = min(max(seen, _SLOPES[0]), _SLOPES[1])
+            before = sigma, value
+            factor = max(value, 1e-300) / self._delta
+            root = sigma * min(max(math.exp(math.log(factor) / slope), 1 / _JUMP), _JUMP)
+            if self.met is not None and self.met <= (1 + tolerance) * max(root, self._missed):
+                return
+            sigma = max(root * (1 + tolerance / 2), self._missed * (1 + tolerance / 2))
+            if self.met is not None:
+                sigma = min(sigma, self.met * (1 - tolerance / 4))
+
+    def _worst(self, sigma: float) -> float:
+        """The larger of the bounds in both directions; the smaller one is not asked for where the first misses."""
+        worst = 0.0
+        for way in tuple(self._ways):
+            value = self._least(sigma, way)
+            if value > worst:
+                worst = value
+                self._ways.sort(key=lambda other: other != way)  # the binding direction comes first next time
+            if worst > self._delta:
+                break
+        return worst
+
+    def _least(self, sigma: float, way: Direction) -> float:
+        """The least bound among the most promising ones, or the first that meets the target."""
+        if way not in self._order:
+            guesses = {member: self._guess(member, sigma, way) for member in self._members}
+            self._order[way] = sorted(guesses, key=lambda member: guesses[member])[:_ASKED]
+        least = 1.0
+        for member in self._order[way]:
+            budget.check()
+            rough = self._roughly(member, sigma, way) if self._quick else None
+            least = min(least, (rough or member.delta(sigma, self._epsilon, way, self._delta)).value)
+            if least <= self._delta:
+                break
+        return least
+
+    def _guess(self, member: PreparedAccountant, sigma: float, way: Direction) -> float:
+        """About how large a bound is; infinite where it would take long to tell."""
+        rough = self._roughly(member, sigma, way)
+        if rough is not None:
+            return rough.value / (1.0 if self._quick else member.roughness)
+        return member.delta(sigma, self._epsilon, way, self._delta).value if member.cheap else math.inf
+
+    def _roughly(self, member: PreparedAccountant, sigma: float, way: Direction) -> Evaluation | None:
+        key = id(member), sigma, way
+        if key not in self._rough:
+            budget.check()
+            self._rough[key] = member.rough_delta(sigma, self._epsilon, way, self._delta)
+        return self._rough[key]
 
 
 class _Contest:

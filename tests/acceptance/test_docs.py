@@ -94,4 +94,5 @@ def test_pictures_are_small_and_all_shown() -> None:
     for picture in (DOCS / "pictures").iterdir():
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size <= LARGEST_PICTURE, picture.name
-        assert f"pictures/{picture.name}" in pages
+        shown = picture.name.replace("-phone", "")  # the site shows narrow screens the narrow twin of a picture
+        assert f"pictures/{shown}" in pages

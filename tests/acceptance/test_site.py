@@ -13,6 +13,8 @@ from types import ModuleType
 
 import paths
 import pytest
+from browser import chromium, resize
+from waiting import until
 
 ROOT = paths.ROOT
 DOCS = ROOT / "docs"
@@ -82,6 +84,53 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
             # The page for addresses that do not exist is served from anywhere, so its links are absolute.
             base = site if page.name == "404.html" else page.parent
             assert (base / address.lstrip("/").split("?")[0].split("#")[0]).exists(), (page.name, address)
+
+
+# Whatever is wider than the screen or than its own box. A display formula may be moved sideways on a phone.
+TOO_WIDE = """
+const content = document.querySelectorAll(
+  "[data-page] pre, [data-page] code, [data-page] table, [data-page] .md-typeset__scrollwrap, [data-page] img"
+);
+const wide = [...content].filter((e) =>
+  e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth + 1
+);
+if (document.documentElement.scrollWidth > innerWidth) wide.push(document.documentElement);
+return wide.map((e) => (e.closest("[data-page]") ?? e).dataset.page + ": " + e.textContent.slice(0, 60));
+"""
+ARTICLE = re.compile(r'(<article class="md-content__inner md-typeset">)(.*)(?=</article>)', flags=re.DOTALL)
+
+
+def all_in_one(site: Path) -> str:
+    """The first page with the contents of every page in it: one page for the browser to load."""
+    contents = []
+    for page in sorted(site.rglob("*.html")):
+        found = ARTICLE.search(page.read_text())
+        if found is not None:
+            above = "/".join(page.relative_to(site).parts[:-1])
+            text = re.sub(r'(src|srcset)="(?=\.\./)', rf'\1="{above}/', found[2]) if above else found[2]
+            contents.append(f'<div data-page="{page.relative_to(site)}">{text}</div>')
+    assert len(contents) > 40
+    return ARTICLE.sub(lambda found: found[1] + "\n".join(contents), (site / "index.html").read_text())
+
+
+def test_from_disk_pages_can_be_searched_and_nothing_is_cut_off(site: Path, tmp_path: Path) -> None:
+    everything = site / "all-in-one.htm"
+    everything.write_text(all_in_one(site))
+    with chromium(tmp_path / "profile") as browser:
+        browser.get(everything.as_uri())
+        for width in (1400, 390):
+            resize(browser, width)
+            browser.execute_async_script("setTimeout(arguments[0], 400)")  # the header glides to its new width
+            assert browser.execute_script(TOO_WIDE) == []
+        browser.get((site / "theory" / "chain.html").as_uri())
+        resize(browser, 1400)
+        field = browser.find_element("css selector", ".md-search__input")
+        until(field.is_displayed)
+        field.click()
+        field.send_keys("cyclic Poisson")
+        until(lambda: bool(browser.find_elements("css selector", ".md-search-result__link")))
+        found = browser.find_elements("css selector", ".md-search-result__link")
+        assert any("/batchings.html" in str(link.get_attribute("href")) for link in found)
 
 
 def test_scripts_and_data_are_not_published(site: Path) -> None:

@@ -21,7 +21,8 @@ from dpmf import budget, strategies
 from dpmf.accountants import Renyi
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.batching import BallsInBins
-from dpmf.calibration import calibrate_one_way, least_noise
+from dpmf.calibration import calibrate_one_way, least_noise, noise_near
+from dpmf.errors import CalibrationError
 from dpmf.formatting import upper
 from dpmf.mechanism import Mechanism
 
@@ -155,6 +156,70 @@ def test_a_rough_bound_is_an_answer_where_time_is_short():
     )
     assert found is not None
     assert 1.25 <= found[0] < 1.5
+
+
+class Made(PreparedAccountant):
+    """Bounds that are known functions of σ, rough ones where a factor is given."""
+
+    def __init__(self, deltas: dict[str, Callable[[float], float]], rough: float | None, cheap: bool = False) -> None:
+        self.name, self._deltas, self._rough, self.cheap = "made", deltas, rough, cheap
+        self.roughness = rough or 1.0
+        self.met: dict[str, set[float]] = {way: set() for way in DIRECTIONS}
+
+    def delta(self, noise_multiplier, epsilon, direction, target_delta=None):
+        value = min(1.0, self._deltas[direction](noise_multiplier))
+        if value <= target_delta:
+            self.met[direction].add(noise_multiplier)
+        return Evaluation(value)
+
+    def rough_delta(self, noise_multiplier, epsilon, direction, target_delta=None):
+        if self._rough is None:
+            return None
+        value = min(1.0, self._rough * self._deltas[direction](noise_multiplier))
+        if value <= target_delta:
+            self.met[direction].add(noise_multiplier)
+        return Evaluation(value)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("near", [0.6, 0.97, 1.0, 1.04, 2.0])
+@pytest.mark.parametrize("slope", [5.0, 25.0, 90.0])
+def test_noise_near_an_estimate_meets_the_target_both_ways(near, slope, quick):
+    """The root is at σ = 1 in the remove direction, at 0.99 in the other one, and the first bound is useless."""
+    deltas = {"remove": lambda s: 1e-5 * s**-slope, "add": lambda s: 1e-5 * (s / 0.99) ** -slope}
+    useless, good = Made({way: lambda s: 1.0 for way in DIRECTIONS}, None, cheap=True), Made(deltas, 1.2)
+    sigma, finished = noise_near([useless, good], 1.0, 1e-5, near, 0.003, quick=quick)
+    assert finished
+    assert all(sigma in good.met[way] for way in DIRECTIONS)
+    root = 1.2 ** (1 / slope) if quick else 1.0
+    assert root <= sigma <= root * (1 + 0.003 + 0.003)
+    with pytest.raises(CalibrationError, match=r"near 0\.6 was found"):
+        noise_near([useless], 1.0, 1e-5, 0.6, 0.003, quick=quick)
+
+
+def test_noise_near_has_an_answer_as_soon_as_one_holds():
+    """Time ends after the first noise multiplier that meets the target: it is the answer, marked as unfinished."""
+
+    def late(sigma):
+        if sigma < 1.09:
+            raise budget.OutOfTime
+        return 1e-5 * sigma**-20.0
+
+    found = noise_near([Made(dict.fromkeys(DIRECTIONS, late), None)], 1.0, 1e-5, 1.1, 0.003, quick=True)
+    assert found == (1.1, False)
+
+
+def test_noise_near_is_that_of_calibrate():
+    found = dpmf.calibrate(
+        SMALL["bsr k=3"], target_epsilon=2.0, target_delta=1e-5, accountant="chain", relative_tolerance=1e-3
+    )
+    for quick, more in ((True, 1.04), (False, 1.01)):
+        sigma, finished = dpmf.api.noise_near(
+            SMALL["bsr k=3"], 0.95 * found.noise_multiplier, target_epsilon=2.0, target_delta=1e-5,
+            relative_tolerance=3e-3, quick=quick,
+        )  # fmt: skip
+        assert finished
+        assert 0.97 * found.noise_multiplier <= sigma <= more * found.noise_multiplier
 
 
 def test_least_noise_gives_up_where_nothing_helps():

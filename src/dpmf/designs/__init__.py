@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dpmf import validation
 from dpmf.batching import BallsInBins, batches_from_size
 from dpmf.designs._candidates import BATCHINGS, candidates
-from dpmf.designs._search import Search, crew
+from dpmf.designs._crew import crew
+from dpmf.designs._search import Search
 from dpmf.designs.result import Design, Option
 from dpmf.errors import ArgumentError
 from dpmf.workloads import Workload, prefix
@@ -76,5 +77,5 @@ def design(
     seconds = math.inf if time_budget is None else validation.positive("time_budget", time_budget)
     workers = validation.integer("workers", workers, at_least=1, at_most=64)
     todo = candidates(shape.epochs, shape.batches_per_epoch, batchings=batchings, bandwidths=bandwidths, copies=copies)
-    with crew(workers) as run:
-        return Search(todo, chosen, (epsilon, delta), copies, seconds, run).result()
+    with crew(workers) as hands:
+        return Search(todo, chosen, (epsilon, delta), copies, seconds, hands).result()

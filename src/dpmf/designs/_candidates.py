@@ -34,18 +34,22 @@ class Candidate:
     size: int | None
 
     @property
-    def separate(self) -> bool:
-        """Whether no two iterations of a record share noise, so that σ is exact and quick to find."""
+    def exact(self) -> bool:
+        """Whether no two iterations of a record share noise, so that σ is quick to find and nearly exact."""
         if self.family == "dpsgd" or isinstance(self.batching, Poisson):
-            return not self.batching.fixed
+            return True
         return self.batching.throws > 1 and self.batching.stride >= (self.size or 10**9)
 
     @property
     def promising(self) -> bool:
         """Whether the candidate is of a kind that is usually the best or nearly so, and quick to certify."""
         if self.batching.throws == 1:
-            return self.family in ("toeplitz", "dpsgd") or (self.family == "blt" and self.size == 1)
-        return self.batching.throws == self.batching.epochs and self.family == "geometric"
+            return self.family == "toeplitz" or (self.family == "blt" and self.size in (1, 2))
+        return self.batching.throws == self.batching.epochs and self.size in _GEOMETRIC and self.family == "geometric"
+
+    def alike(self, other: Candidate) -> bool:
+        """Whether bounds on both candidates are about as loose."""
+        return (self.family, self.batching.throws) == (other.family, other.batching.throws)
 
     def strategy(self, workload: Workload, target: tuple[float, float]) -> Strategy:
         """The strategy, optimised unless it is that of DP-SGD."""

@@ -1,14 +1,25 @@
-"""The search behind `design`: estimates for all candidates, guarantees for those that can win, within a time budget."""
+"""The search behind `design`: estimates of all candidates, guarantees for those that can win, within a time budget.
+
+Work is done in steps, each for one candidate, and what is best done next is decided anew whenever a process is free:
+
+| step | what it gives | how long it takes |
+|---|---|---|
+| exact | σ of mechanisms whose iterations share no noise, guaranteed and nearly exact | a second or two |
+| estimate | coefficients, and a sampled σ | about a second |
+| quick | a σ near the sampled one that rough bounds guarantee, about a percent too large | seconds |
+| fine | the same from fine bounds, and a lower bound on σ | up to a minute |
+
+Results are kept in the cache directory, so that a search that was interrupted goes on where it was.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -16,6 +27,7 @@ from dpmf import api, budget, lower_bounds, progress
 from dpmf._version import __version__
 from dpmf.batching import Poisson
 from dpmf.designs._candidates import Candidate
+from dpmf.designs._crew import Crew
 from dpmf.designs.result import Design, Option
 from dpmf.errors import CalibrationError
 from dpmf.mechanism import Mechanism
@@ -24,58 +36,30 @@ from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.strategies.streaming import how_to_stream
 from dpmf.workloads import Workload, error
 
-_COARSE = 0.01  # of calibration, where there is little time
-_TOLERANCE = 1e-3  # of calibration: the error is not needed more accurately
+Step: TypeAlias = Literal["exact", "estimate", "quick", "fine"]
+
+_TOLERANCES = {"exact": 1e-3, "quick": 1e-2, "fine": 3e-3}  # relative, of noise multipliers
+_ABOVE_SAMPLED = 1.02  # guaranteed noise multipliers are sought from this many times the sampled one on
 _SAMPLING = 0.985  # a sampled error may be this much too large, and a candidate above the best one still be better
-_CERTIFIED_AT_MOST = 12
-_FAR_ABOVE = 1.15  # a guarantee this many times the sampled noise multiplier, for lack of time, is no use
-_LITTLE_TIME = 200.0  # seconds with which not every candidate is estimated at first
-_FIRST_SHARE = 0.6  # the part of the time left that one calibration may take
+_ROUGH = 0.97  # fine bounds may make the error of a quick guarantee smaller by this factor
+_CLEARLY = 0.95  # slow guarantees come before further estimates where they promise to gain this factor
+_ALIKE = 0.99  # by how much the looseness of bounds may differ between candidates that are alike
+_SHARE = 0.6  # the part of the time left that one slow guarantee may take
 _LOWER_SECONDS = 10.0
-_VERSION = 1  # to be raised whenever accountants give other numbers at the same version of dpmf
-
-# What runs tasks: it takes a function and its arguments, and yields (argument, result) as they come.
-Run: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Iterator[tuple[Any, Any]]]
-
-
-@contextlib.contextmanager
-def crew(workers: int) -> Iterator[Run]:
-    """Something that runs tasks, in this process or in several."""
-    if workers == 1:
-        yield lambda function, tasks: ((task, function(task)) for task in tasks)
-        return
-    import multiprocessing
-    import signal
-
-    ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, initializer=ignore[0], initargs=ignore[1]) as pool:
-
-        def run(function: Callable[..., Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-            return pool.imap_unordered(_Numbered(function), tasks)
-
-        yield run
-
-
-@dataclass(frozen=True)
-class _Numbered:
-    """A function that returns its argument, too."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, task: Any) -> tuple[Any, Any]:
-        return task, self.function(task)
+_FIRST_EXACT = 3
+_USUAL_SECONDS = {"exact": 2.0, "estimate": 1.5, "quick": 6.0, "fine": 15.0}  # before there are any to learn from
+_VERSION = 2  # to be raised whenever accountants give other numbers at the same version of dpmf
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One piece of work: a candidate, and how many seconds its guarantee may take (0 for an estimate only)."""
+    """One step for one candidate, and the moment at which it has to end."""
 
+    step: Step
     candidate: Candidate
     workload: Workload
     target: tuple[float, float]
     ends: float
-    share: float
 
 
 class Search:
@@ -88,142 +72,229 @@ class Search:
         target: tuple[float, float],
         copies: int | None,
         seconds: float,
-        run: Run,
+        crew: Crew,
     ) -> None:
-        self._todo, self._workload, self._target, self._copies, self._run = todo, workload, target, copies, run
+        self._todo, self._workload, self._target, self._copies, self._crew = todo, workload, target, copies, crew
         self._ends = time.time() + seconds
         self._options: dict[Candidate, Option] = {}
-        self._problems: list[str] = []
-        self._failed: set[Candidate] = set()
+        self._sampled: dict[Candidate, float] = {}
+        self._done: dict[Candidate, set[str]] = {candidate: set() for candidate in todo}
+        self._problems: dict[Candidate, str] = {}
+        self._unfinished: set[Candidate] = set()
+        self._took: dict[str, list[float]] = {}
 
     def result(self) -> Design:
-        """An answer that is quick to certify, then estimates for all, then guarantees for those that can win.
+        """Do one step after the other until nothing can gain any more or time is up."""
+        while True:
+            while self._crew.free and time.time() < self._ends:
+                chosen = next(self._steps(), None)
+                if chosen is None:
+                    break
+                step, candidate = chosen
+                self._done[candidate].add(step)
+                self._crew.start(_work, _Task(step, candidate, self._workload, self._target, self._until(*chosen)))
+            if not self._crew.busy:
+                return self._answer()
+            self._take(*self._crew.next())
 
-        With little time, only the most promising candidates are estimated, so that one of them can be certified.
+    def _until(self, step: Step, candidate: Candidate) -> float:
+        """A slow step may take a part of the time that is left, so that others get their turn."""
+        now = time.time()
+        slow = step in ("quick", "fine") and candidate.batching.throws > 1 and self._best < math.inf
+        return now + (_SHARE if slow else 1.0) * (self._ends - now)
+
+    @property
+    def _best(self) -> float:
+        return min((option.error for option in self._options.values() if option.certified), default=math.inf)
+
+    def _steps(self) -> Iterator[tuple[Step, Candidate]]:
+        """What is left to do, the most useful first."""
+        exact = [c for c in self._todo if c.exact]
+        rest = [c for c in self._todo if not c.exact]
+        fixed = [c for c in rest if c.batching.throws == 1]
+        thrown = [c for c in rest if c.batching.throws > 1]
+        promising = [c for c in rest if c.promising]
+        yield from self._open("exact", exact[:_FIRST_EXACT])
+        yield from self._open("estimate", promising)
+        yield from self._open("quick", self._winners(fixed))
+        yield from self._open("quick", [c for c in self._winners(thrown) if self._sampled[c] < _CLEARLY * self._best])
+        yield from self._open("exact", exact)
+        yield from self._open("estimate", rest)
+        yield from self._open("fine", self._refined(fixed))
+        yield from self._open("quick", self._winners(thrown))
+        yield from self._open("fine", self._refined(rest))
+
+    def _open(self, step: Step, candidates: list[Candidate]) -> Iterator[tuple[Step, Candidate]]:
+        yield from ((step, c) for c in candidates if step not in self._done[c])
+
+    def _winners(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Candidates without a guarantee that may have the least error, the least expected error first."""
+        expected = {c: self._expected(c) for c in candidates if c in self._sampled and not self._options[c].certified}
+        return sorted((c for c in expected if expected[c] < self._best), key=lambda c: expected[c])
+
+    def _expected(self, candidate: Candidate) -> float:
+        """The least error that a guarantee is expected to have.
+
+        It is above the sampled error by about as much as the least among candidates that are alike.
         """
-        quick = [c for c in self._todo if c.separate]
-        slow = [c for c in self._todo if not c.separate]
-        self._work(_certified, quick[:4], 1.0)
-        if not any(option.certified for option in self._options.values()) and slow:
-            self._work(_certified, [c for c in slow if c.family == "dpsgd"][:1] or slow[:1], 1.0)
-        first = [c for c in slow if c.promising] if self._ends - time.time() < _LITTLE_TIME else slow
-        self._work(_estimated, first, 0.5)
-        complete = self._certify(first)
-        if time.time() < self._ends:
-            self._work(_certified, quick, 1.0)
-            self._work(_estimated, slow, 0.5)
-            complete = self._certify(slow) and complete
-        return self._answer(complete)
-
-    def _work(self, function: Callable[[_Task], Option | str], todo: Sequence[Candidate], share: float) -> None:
-        """Do some work for each candidate, as far as there is time."""
-        tasks = [
-            _Task(c, self._workload, self._target, self._ends, share)
-            for c in todo
-            if c not in self._failed and (c not in self._options or not self._options[c].certified)
+        seen = [
+            self._options[c].error / self._sampled[c]
+            for c in self._sampled
+            if self._options[c].certified and c.alike(candidate)
         ]
-        for task, found in self._run(function, tasks):
-            if isinstance(found, str):
-                self._problems.append(found)
-                if time.time() < self._ends:
-                    self._failed.add(task.candidate)  # more time would not help
-            elif self._copies is not None and found.copies > self._copies:
-                self._problems.append(f"{found.mechanism.name} keeps {found.copies} copies of the model")
-                self._failed.add(task.candidate)
-            else:
-                self._options[task.candidate] = found
-                certain = [option.error for option in self._options.values() if option.certified]
-                best = f", least guaranteed error {min(certain):.4g}" if certain else ""
-                progress.say(f"{len(self._options)} of {len(self._todo)} mechanisms{best}")
+        return self._sampled[candidate] * (_ALIKE * min(seen) if seen else _SAMPLING)
 
-    def _certify(self, slow: list[Candidate]) -> bool:
-        """Certify options in the order of their sampled errors until none is left that could win."""
-        for _ in range(_CERTIFIED_AT_MOST):
-            best = min((o.error for o in self._options.values() if o.certified), default=math.inf)
-            open_ones = [c for c, option in self._options.items() if not option.certified and c not in self._failed]
-            left = [c for c in open_ones if self._options[c].error * _SAMPLING < best]
-            left.sort(key=lambda c: self._options[c].error)
-            if not left:
-                return all(c in self._options or c in self._failed for c in slow)
-            if time.time() >= self._ends:
-                return False
-            little = self._ends - time.time() < _LITTLE_TIME
-            self._work(_certified, left[:2], 0.9 if little else _FIRST_SHARE)
-        return False
+    def _refined(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Candidates with a guarantee from rough bounds that fine ones may make the best, the best first."""
+        quick = [
+            c for c in candidates if "quick" in self._done[c] and c in self._options and self._options[c].certified
+        ]
+        quick = [c for c in quick if self._options[c].error * _ROUGH < self._best]
+        return sorted(quick, key=lambda c: self._options[c].error)
 
-    def _answer(self, complete: bool) -> Design:
+    def _take(self, task: _Task, found: _Found) -> None:
+        """Keep what a step has found, and say so."""
+        candidate = task.candidate
+        self._took.setdefault(task.step, []).append(found.seconds)
+        if found.unfinished:
+            self._unfinished.add(candidate)
+        if found.option is None:
+            self._problems[candidate] = found.problem
+        elif self._copies is not None and found.option.copies > self._copies:
+            self._problems[candidate] = f"{found.option.mechanism.name} keeps {found.option.copies} copies of the model"
+            self._done[candidate] |= {"quick", "fine"}
+        else:
+            known = self._options.get(candidate)
+            if known is None or not known.certified or (found.option.certified and found.option.error < known.error):
+                self._options[candidate] = found.option
+            elif found.option.lower is not None:
+                self._options[candidate] = replace(known, lower=found.option.lower)
+            if not found.option.certified:
+                self._sampled[candidate] = found.option.error
+        self._say()
+
+    def _say(self) -> None:
+        """Tell how far the search is: mechanisms, the best error, about how many seconds are left."""
+        best = self._best
+        reached = f", least guaranteed error {best:.4g}" if best < math.inf else ""
+        left = [step for step, _ in dict.fromkeys(self._steps())]
+        seconds = 0.0
+        for step in left:
+            took = self._took.get(step, [_USUAL_SECONDS[step]])
+            seconds += sum(took) / len(took) / self._crew.size
+        seconds = min(seconds, max(0.0, self._ends - time.time()))
+        known = len(self._options)
+        progress.say(f"{known} of {len(self._todo)} mechanisms{reached}, about {math.ceil(seconds)} s left")
+
+    def _answer(self) -> Design:
         options = sorted(self._options.values(), key=lambda option: (not option.certified, option.error))
+        problems = tuple(self._problems.values())
         if not options or not options[0].certified:
             raise CalibrationError(
-                "no mechanism got a guaranteed noise multiplier in the time given; " + "; ".join(self._problems[:3])
+                "no mechanism got a guaranteed noise multiplier in the time given; " + "; ".join(problems[:3])
             )
         baseline = next((o for o in options if o.certified and o.mechanism.strategy.name == "DP-SGD"), None)
         best = options.pop(0)
-        complete = complete and not any(not o.certified and o.error * _SAMPLING < best.error for o in options)
+        left = next(self._steps(), None) is not None or self._winners(list(self._sampled))
+        complete = not left and not self._unfinished
         return Design(
             best, tuple(sorted(options, key=lambda option: option.error)), baseline, self._workload, *self._target,
-            complete, tuple(self._problems),
+            complete, problems,
         )  # fmt: skip
 
 
-def _estimated(task: _Task) -> Option | str:
-    """The option with a sampled noise multiplier, or why there is none."""
-    if time.time() >= task.ends:
-        return f"{task.candidate.family}, {task.candidate.batching.name}: there was no time for it"
+@dataclass(frozen=True)
+class _Found:
+    """What a step found.
+
+    Attributes:
+      option: the mechanism with its error; None where there is none.
+      problem: why there is none.
+      unfinished: whether time ran out before the step came to its end.
+      seconds: how long it took.
+    """
+
+    option: Option | None = None
+    problem: str = ""
+    unfinished: bool = False
+    seconds: float = 0.0
+
+
+def _work(task: _Task) -> _Found:
+    """Do one step."""
+    start = time.time()
+    name = f"{task.candidate.family}, {task.candidate.batching.name}"
+    if start >= task.ends:
+        return _Found(problem=f"{name}: there was no time for it", unfinished=True)
     try:
-        mechanism = Mechanism(task.candidate.strategy(task.workload, task.target), task.candidate.batching)
-        estimate = getattr(mechanism.strategy, "estimate", lambda: None)()
+        found = _STEPS[task.step](task)
     except (ValueError, RuntimeError, np.linalg.LinAlgError) as reason:
-        return f"{task.candidate.family}, {task.candidate.batching.name}: {reason}"
-    if estimate is None or not math.isfinite(estimate.noise_multiplier):
-        return _certified(task)
-    return _option(mechanism, task.workload, estimate.noise_multiplier, None, certified=False)
+        found = _Found(problem=f"{name}: {reason}", unfinished=time.time() >= task.ends)
+    return replace(found, seconds=time.time() - start)
 
 
-def _certified(task: _Task) -> Option | str:
-    """The option with a guaranteed noise multiplier, and a lower bound on it."""
-    seconds = max(1.0, task.share * (task.ends - time.time()))
-    try:
-        mechanism = Mechanism(task.candidate.strategy(task.workload, task.target), task.candidate.batching)
-        estimate = getattr(mechanism.strategy, "estimate", lambda: None)()
-        near = None if estimate is None or not math.isfinite(estimate.noise_multiplier) else estimate.noise_multiplier
-        sigma, lower = _calibrated(mechanism, task.target, seconds, near)
-    except (ValueError, RuntimeError, np.linalg.LinAlgError) as reason:
-        return f"{task.candidate.family}, {task.candidate.batching.name}: {reason}"
-    return _option(mechanism, task.workload, sigma, lower, certified=True)
+def _mechanism(task: _Task) -> tuple[Mechanism, float | None]:
+    """The mechanism, and its sampled noise multiplier where there is one."""
+    mechanism = Mechanism(task.candidate.strategy(task.workload, task.target), task.candidate.batching)
+    estimate = getattr(mechanism.strategy, "estimate", lambda: None)()
+    sampled = None if estimate is None or not math.isfinite(estimate.noise_multiplier) else estimate.noise_multiplier
+    return mechanism, sampled
 
 
-def _calibrated(
-    mechanism: Mechanism, target: tuple[float, float], seconds: float, near: float | None
-) -> tuple[float, float | None]:
-    """A guaranteed noise multiplier and a lower bound, from the cache directory if they are there."""
-    epsilon, delta = target
+def _estimated(task: _Task) -> _Found:
+    mechanism, sampled = _mechanism(task)
+    if sampled is None:
+        return _certified(replace(task, step="exact"))
+    return _Found(_option(mechanism, task.workload, sampled, None, certified=False))
+
+
+def _certified(task: _Task) -> _Found:
+    """The option with a guaranteed noise multiplier, from the cache directory if it is there."""
+    mechanism, sampled = _mechanism(task)
+    epsilon, delta = task.target
     strategy, batching = mechanism.strategy, mechanism.batching
     assert isinstance(strategy, ToeplitzStrategy)
     column = np.ascontiguousarray(strategy.strategy_coef(batching.iterations), dtype="<f8")
-    tolerance = _TOLERANCE if seconds > _LITTLE_TIME else _COARSE
     key: dict[str, cache.Parameter] = {
         "column": hashlib.sha256(column.tobytes()).hexdigest(), "inverse": str(strategy.given_by_inverse),
-        "batching": repr(batching), "epsilon": epsilon.hex(), "delta": delta.hex(), "tolerance": tolerance.hex(),
+        "batching": repr(batching), "epsilon": epsilon.hex(), "delta": delta.hex(), "step": task.step,
     }  # fmt: skip
 
     def compute() -> cache.Values:
-        found = api.calibrate(
-            mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=tolerance,
-            time_budget=seconds if math.isfinite(seconds) else None, near=near,
-        )  # fmt: skip
-        if any(details.get("budget_exhausted") for details in found.details.values()):
-            raise _Unfinished(found.noise_multiplier)
-        return {"noise_multiplier": np.array([found.noise_multiplier]), "lower": np.array([_lower(mechanism, target)])}
+        sigma, finished = _noise(mechanism, sampled, task)
+        if not finished:
+            raise _Unfinished(sigma)
+        lower = 0.0 if task.step == "quick" else _lower(mechanism, task)
+        return {"noise_multiplier": np.array([sigma]), "lower": np.array([lower])}
 
     try:
         values = cache.remember("certified", key, f"dpmf {__version__}.{_VERSION}", None, compute)
-    except _Unfinished as early:
-        if near is not None and early.noise_multiplier > _FAR_ABOVE * near:
-            raise CalibrationError("there was no time to certify it") from None
-        return early.noise_multiplier, None  # a guarantee all the same, but not the last word
-    lower = float(values["lower"][0])
-    return float(values["noise_multiplier"][0]), lower if lower > 0 else None
+    except _Unfinished as early:  # it is a guarantee all the same, but not the last word
+        return _Found(_option(mechanism, task.workload, early.noise_multiplier, None, certified=True), unfinished=True)
+    sigma, lower = (float(values[name][0]) for name in ("noise_multiplier", "lower"))
+    return _Found(_option(mechanism, task.workload, sigma, lower or None, certified=True))
+
+
+_STEPS: dict[Step, Callable[[_Task], _Found]] = {
+    "exact": _certified, "estimate": _estimated, "quick": _certified, "fine": _certified
+}  # fmt: skip
+
+
+def _noise(mechanism: Mechanism, sampled: float | None, task: _Task) -> tuple[float, bool]:
+    """A guaranteed noise multiplier, and whether the search for it came to its end."""
+    epsilon, delta = task.target
+    seconds = task.ends - time.time() if math.isfinite(task.ends) else None
+    tolerance = _TOLERANCES[task.step]
+    if sampled is not None and task.step != "exact":
+        return api.noise_near(
+            mechanism, _ABOVE_SAMPLED * sampled, target_epsilon=epsilon, target_delta=delta,
+            relative_tolerance=tolerance, quick=task.step == "quick", time_budget=seconds,
+        )  # fmt: skip
+    found = api.calibrate(
+        mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=tolerance, time_budget=seconds,
+        near=sampled,
+    )  # fmt: skip
+    return found.noise_multiplier, not any(details.get("budget_exhausted") for details in found.details.values())
 
 
 class _Unfinished(Exception):
@@ -234,12 +305,12 @@ class _Unfinished(Exception):
         self.noise_multiplier = noise_multiplier
 
 
-def _lower(mechanism: Mechanism, target: tuple[float, float]) -> float:
+def _lower(mechanism: Mechanism, task: _Task) -> float:
     """A lower bound on σ, from one throw; 0 for Poisson samples, for which there is none."""
     if isinstance(mechanism.batching, Poisson):
         return 0.0
     with budget.time_limit(_LOWER_SECONDS):
-        return lower_bounds.lower_noise_multiplier(mechanism.throw, *target)
+        return lower_bounds.lower_noise_multiplier(mechanism.throw, *task.target)
 
 
 def _option(mechanism: Mechanism, workload: Workload, sigma: float, lower: float | None, *, certified: bool) -> Option:

@@ -136,15 +136,15 @@ class Design:
 
     @property
     def at_most_above_optimal(self) -> float:
-        """The best error cannot be more than this many times that of any option here, whatever the accountant.
+        """The best error cannot be more than this many times that of any option with a lower bound here.
 
-        It is infinite where some option has no lower bound on its noise multiplier. It compares the options with the
-        coefficients given: other coefficients are not covered.
+        Whatever the accountant: lower bounds on noise multipliers say so. It is infinite where no option has one. It
+        compares the options with the coefficients given: other coefficients are not covered.
 
         **Formal guarantees.** No accountant of the same dominating pair can go below the lower bounds.
         """
-        least = min(option.lower_error for option in (self.best, *self.others))
-        return self.best.error / least if least > 0 else math.inf
+        lowest = [option.lower_error for option in (self.best, *self.others) if option.lower is not None]
+        return self.best.error / min(lowest) if lowest and min(lowest) > 0 else math.inf
 
     @property
     def gain(self) -> float | None:
@@ -181,6 +181,7 @@ class Design:
             "baseline": None if self.baseline is None else self.baseline.to_dict(),
             "gain": self.gain,
             "at_most_above_optimal": bound if math.isfinite(bound) else None,
+            "with_lower": sum(option.lower is not None for option in (self.best, *self.others)),
             "problems": list(self.problems),
             "code": self.code(),
         }

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dpmf.batching import BallsInBins, Poisson
 from dpmf.designs import Design, Option
@@ -23,12 +22,14 @@ _ROWS = 10
 
 def print_design(design: Design, rows: int = _ROWS) -> None:
     """Print the options from the least error on, what the best one gains, and the lines that train with it."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
-    for head in ("strategy", "needs", "error", "relative", "σ", "lower bound", "copies"):
-        table.add_column(head, justify="left" if head in ("strategy", "needs") else "right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("strategy", "needs", "error", "/ best", "σ", "σ ≥", "copies"):
+        justify: Literal["left", "right"] = "left" if head in ("strategy", "needs") else "right"
+        table.add_column(head, justify=justify, no_wrap=head != "needs")
     shown = [design.best, *design.others][:rows]
     if design.baseline is not None and design.baseline not in shown:
         shown.append(design.baseline)
@@ -47,40 +48,67 @@ def print_design(design: Design, rows: int = _ROWS) -> None:
 def _row(option: Option, design: Design) -> tuple[str, ...]:
     sign = "" if option.certified else "≈ "
     return (
-        option.mechanism.strategy.name,
-        option.needs,
+        option.mechanism.strategy.name.removeprefix("optimised "),
+        _needs(option),
         sign + upper(option.error, 4),
         f"{option.error / design.best.error:.3f}",
-        sign + upper(option.noise_multiplier, 5),
+        sign + upper(option.noise_multiplier, 4),
         "" if option.lower is None else lower(option.lower, 4),
         str(option.copies),
     )
 
 
+def _needs(option: Option) -> str:
+    """What training has to do, in few words."""
+    batching = option.mechanism.batching
+    if isinstance(batching, Poisson):
+        words = "Poisson" if batching.period == 1 else f"Poisson, {batching.period} groups"
+    elif batching.fixed or not isinstance(batching, BallsInBins):
+        words = "fixed bins"
+    else:
+        words = "new bins" + (f" every {m} epochs" if (m := batching.rethrow_every or 1) > 1 else "")
+        words += f", gap {batching.gap}" if batching.gap else ""
+        words += f", {batching.stride} groups" if batching.stride > 1 else ""
+    return words + (", noise drawn again" if option.method == "regeneration" else "")
+
+
 def _remarks(design: Design, hidden: int) -> list[str]:
+    options = (design.best, *design.others)
     lines = [
-        "Error: root mean square over all iterations, gaps included, at clipping norm 1. σ: the noise multiplier; "
-        "copies: those of the model that the noise keeps."
+        "Error: root mean square over all iterations, gaps included, at clipping norm 1. σ: the noise multiplier; σ ≥: "
+        "no accountant can go below. Copies: those of the model that the noise keeps between steps."
     ]
-    if any(not option.certified for option in design.others):
+    if any(not option.certified for option in options):
         lines.append("≈ marks sampled estimates, which guarantee nothing; all other numbers are guaranteed.")
+    if any(_needs(option) != "fixed bins" for option in options):
+        lines.append("New bins are drawn every epoch unless said otherwise; a gap is so many steps without data after.")
     if hidden > 0:
         lines.append(f"{hidden} more mechanisms were considered and have larger errors (--json lists all).")
     if design.baseline is not None and design.gain is not None and design.baseline is not design.best:
         gain = f"{design.gain:.3f} times that of independent noise with its best batching"
         lines.append(f"The best error is {gain} ({design.baseline.mechanism.name}).")
-    bound = design.at_most_above_optimal
-    if math.isfinite(bound):
-        lines.append(
-            f"No accountant can make any of these mechanisms better than the best one by a factor of {bound:.3f}."
-        )
-    else:
-        lines.append(
-            "Some of these mechanisms have no lower bound, so that how far they are from optimal is not known."
-        )
+    lines.append(_how_far(design))
     if not design.complete:
         lines.append("Time ran out before every promising mechanism was certified: run it again to go on from here.")
     return lines
+
+
+def _how_far(design: Design) -> str:
+    """How far from optimal the best option can be, among those that were considered."""
+    options = (design.best, *design.others)
+    known = sum(option.lower is not None for option in options)
+    if not known:
+        line = "No mechanism here has a certified lower bound."
+    else:
+        line = (
+            f"Of the {len(options)} mechanisms, {known} have a certified lower bound: no accountant can make one of "
+            f"them better than the best by more than a factor of {design.at_most_above_optimal:.3f}."
+        )
+    sampled = [option.error for option in options if not option.certified and option.error < design.best.error]
+    if sampled:
+        factor = f"{design.best.error / min(sampled):.3f}"
+        line += f" Sampling suggests that one without a guarantee may be better by a factor of {factor}."
+    return line
 
 
 def design_plotter(path: Path) -> Callable[[Design], None]:

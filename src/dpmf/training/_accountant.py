@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from opacus.accountants import IAccountant
@@ -12,11 +10,11 @@ from opacus.accountants.registry import register_accountant
 
 from dpmf import api, validation
 from dpmf.accountants.protocol import PreparedAccountant
-from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.results import PrivacyBound
-from dpmf.training._schedule import Schedule
+from dpmf.training._curve import Curve, Question
+from dpmf.training._overflow import Cut
+from dpmf.training._schedule import Schedule, first_part
 from dpmf.training.noise import strategy_digest
 
 NAME = "dpmf"
@@ -29,7 +27,8 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
     which the bound of dpmf's accountant is reported. With fixed bins these are the first max(t, b) outputs. Where bins
     are thrown anew, they are those of all throws that have begun, each with all of its epochs, and otherwise those of
     all epochs that have begun. A strategy that exists for N iterations only is bounded by the whole of it. A target
-    that calibration proved for all steps bounds any part of them too.
+    that calibration proved for all steps bounds any part of them too. Where batches are cut to a largest size, ε is
+    that of the uncut mechanism at a smaller δ, and the rest of δ pays for the cuts (`Cut`).
     """
 
     def __init__(
@@ -37,13 +36,16 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         matrix_mechanism: Mechanism | None = None,
         accountant: api.AnyAccountant = api.DEFAULT_ACCOUNTANT,
         proved: tuple[float, float] | None = None,
+        cut: Cut | None = None,
     ):
         super().__init__()
         self.history: list[tuple[float, float, int]] = []
         self.matrix_mechanism = matrix_mechanism
         self.proved = proved
+        self.cut = cut
         self._accountant = accountant
-        self._known: dict[tuple[int, float, float], float] = {}
+        self._curve = Curve()
+        self._asked = 0  # the step of the last question
 
     def _configured(self) -> Mechanism:
         if self.matrix_mechanism is None:
@@ -66,31 +68,50 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         self.history = [(noise_multiplier, sample_rate, steps + 1)]
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
-        """The ε at which what was released so far is (ε, delta)-DP."""
+        """The ε at which what was released so far is (ε, delta)-DP, with the cost of batches that are cut."""
         mechanism = self._configured()
         delta = validation.probability("delta", delta)
         if not self.history:
             return 0.0
+        if self.cut is None or self._is_proved(delta):
+            return self._uncut_epsilon(mechanism, delta)
+        found = self.cut.epsilon(delta, lambda left: self._uncut_epsilon(mechanism, left))
+        return min(found, self.proved[0]) if self.proved is not None and delta >= self.proved[1] else found
+
+    def _is_proved(self, delta: float) -> bool:
+        """Whether all steps have been made, for which calibration has proved the target at this δ."""
+        whole = len(self) >= Schedule.of(self._configured().batching).steps
+        return whole and self.proved is not None and delta == self.proved[1]
+
+    def _uncut_epsilon(self, mechanism: Mechanism, delta: float) -> float:
         sigma, _rate, steps = self.history[0]
-        if steps < Schedule.of(mechanism.batching).steps:
-            mechanism = _first(mechanism, steps)
-        elif self.proved is not None and delta == self.proved[1]:
+        if self.proved is not None and self._is_proved(delta):
             return self.proved[0]
-        key = (mechanism.batching.iterations, sigma, delta)
-        if key not in self._known:
-            accountant = self._accountant
-            if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
-                accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
-            answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=accountant)
-            if not isinstance(answer, PrivacyBound):
-                raise ArgumentError(
-                    "accountant", f"must be one that proves its bound, {answer.accountant} estimates it"
-                )
-            found = answer.epsilon
-            if self.proved is not None and delta >= self.proved[1]:
-                found = min(found, self.proved[0])
-            self._known[key] = found
-        return self._known[key]
+        often = steps - self._asked if self._asked < steps else steps
+        self._asked = steps
+        found = self._curve.ask(
+            self._question(steps, sigma, delta),
+            lambda: self._questions(range(steps + often, Schedule.of(mechanism.batching).steps, often), sigma, delta),
+        )
+        return min(found, self.proved[0]) if self.proved is not None and delta >= self.proved[1] else found
+
+    def precompute(self, sigma: float, delta: float, steps: Iterable[int]) -> None:
+        """Begin to compute the ε after each of these steps in the background."""
+        delta = validation.probability("delta", delta)
+        self._curve.ahead(self._questions(steps, sigma, delta if self.cut is None else self.cut.tried_first(delta)))
+
+    def _questions(self, steps: Iterable[int], sigma: float, delta: float) -> Iterator[Question]:
+        for t in steps:
+            yield self._question(t, sigma, delta)
+
+    def _question(self, steps: int, sigma: float, delta: float) -> Question:
+        """The question what the first steps have spent."""
+        mechanism, accountant = self._configured(), self._accountant
+        if steps < Schedule.of(mechanism.batching).steps:
+            mechanism = first_part(mechanism, steps)
+        if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
+            accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
+        return Question(mechanism, sigma, delta, accountant)
 
     def __len__(self) -> int:
         return self.history[0][2] if self.history else 0
@@ -114,33 +135,6 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
             raise ArgumentError("state_dict", f"must be of {mechanism.name}, this one is of another mechanism")
         super().load_state_dict(state_dict)
         self.history = [(float(s), float(r), int(n)) for s, r, n in state_dict["history"]]
-
-
-def _first(mechanism: Mechanism, steps: int) -> Mechanism:
-    """A first part of the mechanism that covers these steps, or the whole where its strategy has no such part."""
-    try:
-        return Mechanism(mechanism.strategy, _first_part(mechanism.batching, steps))
-    except ValueError:
-        return mechanism
-
-
-def _first_part(batching: AnyBatching, steps: int) -> AnyBatching:
-    b = batching.batches_per_epoch
-    if batching.fixed:
-        return BallsInBins.from_iterations(max(steps, b), b)
-    epochs = math.ceil(steps / b)
-    if isinstance(batching, Poisson):
-        return replace(batching, epochs=epochs)
-    assert isinstance(batching, BallsInBins)
-    m = batching.rethrow_every or 1
-    throws = math.ceil(epochs / m)
-    return BallsInBins(
-        throws * m,
-        b,
-        rethrow_every=batching.rethrow_every,
-        stride=batching.stride,
-        gap=batching.gap if throws > 1 else None,
-    )
 
 
 def register() -> None:

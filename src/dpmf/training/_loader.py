@@ -20,13 +20,15 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from dpmf.errors import TrainingError
+from dpmf.training._units import Units
 from dpmf.training.sampler import BatchSampler
 
 
 class NumberedBatches:
-    """A batch sampler for torch: lists of integers t · size + record, where t is the iteration.
+    """A batch sampler for torch: lists of integers t · (size + 1) + record, where t is the iteration.
 
-    An empty batch is the list [−1 − t]. Every iteration over it begins at the step that training is at and ends with
+    A row that only fills up a batch of fixed size stands in the place of record `size`. An empty batch is the list
+    [−1 − t]. Every iteration over it begins at the step that training is at and ends with
     the epoch.
     """
 
@@ -39,11 +41,17 @@ class NumberedBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         for t in self._sampler.epoch_from(self._step()):
-            yield (t * self._sampler.size + self._sampler.batch(t)).tolist() or [-1 - t]
+            size, rows = self._sampler.size, _rows(self._sampler, t)
+            yield (t * (size + 1) + np.where(rows < 0, size, rows)).tolist() or [-1 - t]
+
+
+def _rows(sampler: BatchSampler, step: int) -> Any:
+    """The records of a batch in the order in which the model gets them, with −1 for rows that fill it up."""
+    return sampler.batch(step) if sampler.cut is None else sampler.padded(step)
 
 
 class _Part(NamedTuple):
-    """A batch, or the part of one that fits into memory: its iteration, its first record, its size, its content."""
+    """A batch, or the part of one that fits into memory: its iteration, first record, number of rows and content."""
 
     iteration: int
     first: int
@@ -75,10 +83,13 @@ class NumberedDataset:
             self._seed_worker(codes[0])
         if codes[0] < 0:  # an empty batch: one record shows what its tensors look like
             return _Part(-1 - codes[0], -1, 0, [self.dataset[0]])
-        records = [code % self._size for code in codes]
+        rows = [code % (self._size + 1) for code in codes]
+        records = [row for row in rows if row < self._size]
         together = getattr(self.dataset, "__getitems__", None)
-        content = together(records) if together else [self.dataset[record] for record in records]
-        return _Part(codes[0] // self._size, records[0], len(records), content)
+        content = together(records) if together and records else [self.dataset[record] for record in records]
+        if missing := len(rows) - len(records):  # any record will do: the optimizer discards its gradient
+            content = [*content, *[content[0] if records else self.dataset[0]] * missing]
+        return _Part(codes[0] // (self._size + 1), records[0] if records else -1, len(rows), content)
 
     def _seed_worker(self, code: int) -> None:
         """Make random augmentation in worker processes a function of the batch, so that a resumed run repeats it."""
@@ -153,20 +164,47 @@ class Deliveries:
         self._last: _Part | None = None  # without its content
         self._used = False
         self._count = 0  # of deliveries; the tensors of the last one are marked with it
-        self.summed = 0  # records of the current batch whose gradients have been summed
+        self.summed = 0  # rows of the current batch whose gradients have been summed
+        self.on_restart: Callable[[], None] = lambda: None
+        self.parts = 0  # of them, those of the last delivery, if the loop itself splits it into parts
+
+    @property
+    def units(self) -> Units | None:
+        """The users, where they are the unit of privacy."""
+        return self._sampler.units
 
     def __reduce__(self) -> Any:
         return _Unguarded, ()
 
+    @property
+    def size(self) -> int:
+        """The number of records of the last delivery."""
+        return 0 if self._last is None else self._last.size
+
+    def pieces(self, largest: int) -> list[slice]:
+        """How to split the last delivery into parts of at most so many records, with all records of a user in one."""
+        units, size = self._sampler.units, self.size
+        if units is None or size == 0:
+            return [slice(start, min(start + largest, size)) for start in range(0, size, largest)]
+        users = units.of[_rows(self._sampler, self._step())[self.summed : self.summed + size]]
+        found, start = [], 0
+        ends = [*(np.flatnonzero(np.diff(users)) + 1).tolist(), size]
+        for end, following in zip(ends, [*ends[1:], size + largest + 1], strict=True):
+            if following - start > largest:  # a user with more records is a part alone
+                found.append(slice(start, end))
+                start = end
+        return found
+
     def restart(self) -> None:
         """Forget a batch of which only a part was used: a new iteration begins with the whole batch."""
-        self._last, self.summed = None, 0
+        self._last, self.summed, self.parts = None, 0, 0
+        self.on_restart()
 
     def deliver(self, parcel: Parcel) -> Any:
         """Open a parcel for the training loop."""
         content = parcel.part.content
         self._count += 1
-        self._last, self._used = parcel.part._replace(content=None), False
+        self._last, self._used, self.parts = parcel.part._replace(content=None), False, 0
         for tensor in _tensors(content):
             tensor._dpmf_delivery = self._count
         return content
@@ -204,17 +242,53 @@ class Deliveries:
                 f"step {step} must have one gradient for each of the {last.size} records of its batch, "
                 f"it has {gradients}: give the model every record once"
             )
-        expected = self._sampler.batch(step)[self.summed : self.summed + last.size]
+        rows = _rows(self._sampler, step)
+        expected = rows[self.summed : self.summed + last.size]
         if len(expected) != last.size or (last.size and expected[0] != last.first):
             return f"a part of batch {step} was left out or used twice: make one step on every part, in order"
-        return None
+        return self._split_user(rows, self.summed + last.size)
+
+    def part_problem(self, gradients: int) -> str | None:
+        """The same for a part of the last delivery, after which more of it may come."""
+        end = self.summed + self.parts + gradients
+        if self._last is not None and 0 <= self.parts + gradients <= self._last.size:
+            gradients = self._last.size - self.parts
+        problem = self.problem(self.parts + gradients)
+        return self._split_user(_rows(self._sampler, self._step()), end) if problem is None else problem
+
+    def _split_user(self, rows: Any, end: int) -> str | None:
+        """What is wrong if a part of a batch ends within a user's records."""
+        units = self._sampler.units
+        if units is None or not 0 < end < len(rows) or units.of[rows[end - 1]] != units.of[rows[end]]:
+            return None
+        return f"a part of batch {self._step()} ends within a user's records: keep all records of a user together"
+
+    def arrange(self, parameters: list[Any]) -> None:
+        """Make per-record gradients those of the units of privacy, before they are clipped.
+
+        Rows that only fill up the batch get zeros. With users, a user's gradient is the mean of those of its records.
+        """
+        units, start = self._sampler.units, self.summed + self.parts
+        rows = _rows(self._sampler, self._step())[start : start + len(parameters[0].grad_sample)]
+        real = int((rows >= 0).sum())  # the others are the last ones
+        if real < len(rows):
+            for p in parameters:
+                p.grad_sample[real:] = 0
+        if units is not None and len(rows):
+            _, place, sizes = np.unique(units.of[rows], return_inverse=True, return_counts=True)
+            for p in parameters:
+                samples = p.grad_sample.to(torch.promote_types(p.grad_sample.dtype, torch.float32))
+                index = torch.as_tensor(place, device=samples.device)
+                means = samples.new_zeros((len(sizes), *samples.shape[1:])).index_add_(0, index, samples)
+                count = torch.as_tensor(sizes, device=samples.device, dtype=samples.dtype)
+                p.grad_sample = means / count.reshape(-1, *(1,) * (samples.dim() - 1))
 
     def use(self) -> bool:
         """Count the last delivery as used. Returns whether its batch is complete now."""
         assert self._last is not None
-        self._used = True
+        self._used, self.parts = True, 0
         self.summed += self._last.size
-        if self.summed < len(self._sampler.batch(self._last.iteration)):
+        if self.summed < len(_rows(self._sampler, self._last.iteration)):
             return False
         self.summed = 0
         return True
@@ -248,7 +322,33 @@ def _wrap_data_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) 
     if isinstance(data_loader, Loader):
         wrapped.__class__ = Loader
         wrapped.deliveries = data_loader.deliveries
+        if data_loader.deliveries.units is not None:
+            wrapped.batch_sampler.__class__ = _WholeUsers
+            wrapped.batch_sampler.users_of = data_loader.deliveries.units.of
     return wrapped
+
+
+class _WholeUsers(batch_memory_manager.BatchSplittingSampler):  # type: ignore[misc]
+    """Opacus' splitting of batches into parts, except that all records of a user stay in one part."""
+
+    users_of: Any
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for codes in self.sampler:
+            part: list[int] = []
+            users = [-1] if codes[0] < 0 else self.users_of[np.asarray(codes) % (len(self.users_of) + 1)]
+            ends = [*(np.flatnonzero(np.diff(users)) + 1), len(codes)]
+            for start, end in zip([0, *ends], ends, strict=False):
+                if end - start > self.max_batch_size:
+                    raise TrainingError(
+                        f"a user has {end - start} records, which must be in memory together: raise "
+                        f"max_physical_batch_size, which is {self.max_batch_size}"
+                    )
+                if part and len(part) + end - start > self.max_batch_size:
+                    yield part
+                    part = []
+                part = part + codes[start:end]
+            yield part
 
 
 batch_memory_manager.wrap_data_loader = _wrap_data_loader

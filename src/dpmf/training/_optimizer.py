@@ -12,6 +12,7 @@ from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
 from dpmf.errors import TrainingError
+from dpmf.training._guards import Passes
 from dpmf.training._loader import Deliveries
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sharding import lost_ranks
@@ -28,11 +29,22 @@ class _CorrelatedNoise:
     original_optimizer: Any
     reduce_gradients: Callable[[], None]
 
-    def __init__(self, optimizer: Any, *, noise: NoiseStream, deliveries: Deliveries, **options: Any):
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        noise: NoiseStream,
+        deliveries: Deliveries,
+        passes: Passes | None = None,
+        **options: Any,
+    ):
         super().__init__(optimizer, **options)  # type: ignore[call-arg]
         self.noise = noise
         self.deliveries = deliveries
         self.on_release: Callable[[int, str], None] | None = None  # called with the step and a digest of its gradient
+        self.passes = passes or Passes([], "mean")
+        self.stepping = False  # whether the original optimizer may make a step now
+        self.removable: list[Any] = []  # handles of the hooks on the original optimizer
         self._accounted = self.noise_multiplier
         self._world = int(getattr(self, "world_size", 1))
         self._rank = int(getattr(self, "rank", 0))
@@ -49,25 +61,93 @@ class _CorrelatedNoise:
                 self.reduce_gradients()
         if self.on_release is not None:
             self.on_release(self.noise.step - 1, _digest([p.grad for p in self.params]))
-        return self.original_optimizer.step()
+        self.stepping = True
+        try:
+            return self.original_optimizer.step()
+        finally:
+            self.stepping = False
 
-    def pre_step(self, closure: Any = None) -> Any:
-        passes = {len(p.grad_sample) if isinstance(p.grad_sample, list) else 1 for p in self.params}
-        if passes == {1}:
-            problem = self.deliveries.problem(
-                max(0 if p.grad_sample is None else len(p.grad_sample) for p in self.params)
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks before a step."""
+        raise TrainingError(
+            "a GradScaler must not be used: it leaves out steps depending on gradients without noise, and scaled "
+            "gradients would be clipped to nothing but their direction; use autocast with bfloat16, which needs none"
+        )
+
+    def sum_part(self) -> None:
+        """Clip and sum the gradients of a part of the batch, which are freed then; `step` follows after the last part.
+
+        This is for loops that take a batch in one piece and compute it in several.
+        """
+        counts = self._counts()
+        problem = self._missing(counts) or self.deliveries.part_problem(max(counts))
+        if problem is not None:
+            raise TrainingError(problem)
+        if self.deliveries.summed == 0 and self.deliveries.parts == 0:
+            for p in self.params:
+                p.summed_grad = None
+        self.deliveries.arrange(self.params)
+        self.clip_and_accumulate()  # type: ignore[attr-defined]
+        self.deliveries.parts += max(counts)
+        self._is_last_step_skipped = True  # zero_grad keeps the sum, and a checkpoint has to wait
+        for p in self.params:
+            p.grad_sample = p.grad = None
+
+    def _counts(self) -> set[int]:
+        """The numbers of records that parameters have gradients of; −1 stands for none, −2 for several passes."""
+        found = [getattr(p, "grad_sample", None) for p in self.params]
+        return {-1 if g is None else -2 if isinstance(g, list) else len(g) for g in found}
+
+    def _missing(self, counts: set[int]) -> str | None:
+        """What is wrong if not all parameters have the gradients of one backward pass."""
+        step = self.noise.step
+        if -1 in counts and self.passes.unfinished():
+            return (
+                f"the model has made a pass in training mode that was not followed by a backward pass, so that the "
+                f"gradients of step {step} cannot be told apart: evaluate in eval mode or under torch.no_grad(), "
+                "between two steps; iterate over the data loader again to go on from this step"
             )
-        else:
-            problem = (
-                f"step {self.noise.step} has the gradients of several backward passes, it must have those of one: "
+        if counts == {-1}:
+            return f"step {step} has no gradients: call backward() on a loss of the model that make_private returned"
+        if -2 in counts:
+            return (
+                f"step {step} has the gradients of several backward passes, it must have those of one: "
                 "make a step after every batch; to split a large batch use Opacus' BatchMemoryManager, and for larger "
                 "batches choose fewer batches_per_epoch"
             )
+        if len(counts) > 1:
+            shapes = [tuple(p.shape) for p in self.params if getattr(p, "grad_sample", None) is None]
+            if shapes:
+                return (
+                    f"{len(shapes)} of the trained parameters have no gradient in step {step} (the first has shape "
+                    f"{shapes[0]}): freeze those that the loss does not use with requires_grad_(False) before "
+                    "make_private, and leave it so"
+                )
+            return (
+                f"step {step} has gradients of {sorted(counts)} records, depending on the parameter: every layer must "
+                "be given a first dimension of one entry per record"
+            )
+        return None
+
+    def pre_step(self, closure: Any = None) -> Any:
+        counts = self._counts()
+        if self.deliveries.parts:
+            problem = self.deliveries.problem(self.deliveries.parts + (0 if counts == {-1} else max(counts)))
+            if problem is None and counts != {-1}:
+                problem = self._missing(counts)
+        else:
+            problem = self._missing(counts) or self.deliveries.problem(max(counts))
         if problem is not None:
             self._agree(problem)
-        if self.deliveries.summed == 0:
+        if self.deliveries.parts and counts == {-1}:
+            for p in self.params:
+                p.grad_sample = p.new_zeros((0, *p.shape))  # everything is summed already
+        elif self.deliveries.summed == 0 and not self.deliveries.parts:
             for p in self.params:
                 p.summed_grad = None  # left over from a batch of which only a part was used
+        if counts != {-1}:
+            self.deliveries.arrange(self.params)
         return super().pre_step(closure)  # type: ignore[misc]
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
@@ -88,13 +168,12 @@ class _CorrelatedNoise:
             flat.append(p.summed_grad.to(wide).contiguous().view(-1))
 
         # With several ranks, each adds the noise of its own share of the elements; the sum over ranks has all of it.
-        first = [shard.offset[0] if self._world > 1 else 0 for shard in self.noise.shards]
-
-        def take(array: int, start: int, piece: Any) -> None:
-            gradient, at = flat[array], first[array] + start
-            gradient[at : at + len(piece)].add_(piece.to(gradient.device), alpha=scale)
-
-        self.noise.feed(take)
+        firsts = [shard.offset[0] if self._world > 1 else 0 for shard in self.noise.shards]
+        mine = [
+            gradient[first : first + shard.size]
+            for gradient, first, shard in zip(flat, firsts, self.noise.shards, strict=True)
+        ]
+        self.noise.add_to(mine, scale)
         for p, gradient in zip(self.params, flat, strict=True):
             p.grad = gradient.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
@@ -104,6 +183,10 @@ class _CorrelatedNoise:
         if self.loss_reduction == "mean":
             for p in self.params:
                 p.grad /= self.expected_batch_size
+
+    def parameters_digest(self) -> str:
+        """A digest of the trained parameters."""
+        return _digest(self.params)
 
     def _problem(self) -> str | None:
         """Why the sum of clipped gradients must not be released; None if it may."""

@@ -50,6 +50,7 @@ class Resumable(ABC):
             "matrix": self._matrix,
             "batching": description(batching),
             "records": self.sampler.size,
+            "batches": self.sampler.options,
             "noise_multiplier": self.noise_multiplier,
             **self._identity(),
         }

@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dpmf import api, errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
-from dpmf.training import sharding
+from dpmf.training import _target, sharding
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
+from dpmf.training.levels import noise_levels
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sampler import BatchSampler
 
-_PARTS = ("model", "optimizer", "accountant", "random", "extra")
+_MODEL = ("model", "optimizer", "random")  # what a trainer may keep instead
 
 
 @dataclass(eq=False)
@@ -70,14 +72,48 @@ class PrivateTraining(Resumable):
           delta: the δ of the guarantee.
 
         Returns:
-          An ε for which the steps made so far are (ε, δ)-DP.
+          An ε for which the steps made so far are (ε, δ)-DP. Answers are kept on disk, for this run and for others with
+          the same mechanism and noise. After one that took long, those for as many steps again, and so on, are computed
+          in the background.
         """
         return float(self.accountant.get_epsilon(delta))
+
+    @cached_property
+    def noise_levels(self) -> Any:
+        """The standard deviation of the noise in the gradient that the optimizer gets, for every step, as an array.
+
+        For corrections of the second moment of Adam and the like, which it is a part of.
+        """
+        divisor = self.sampler.expected_batch_size if self.optimizer.loss_reduction == "mean" else 1.0
+        return noise_levels(self.mechanism, self.noise_multiplier) * self.max_grad_norm / divisor
+
+    def precompute_epsilon(self, delta: float, steps: Iterable[int] | None = None) -> None:
+        """Begin to compute the answers of `get_epsilon` in the background, in another process.
+
+        Args:
+          delta: the δ of the guarantee.
+          steps: the numbers of steps after which it will be called; by default the end of every epoch.
+        """
+        last, b = self.sampler.steps, self.mechanism.batching.batches_per_epoch
+        asked = range(b, last, b) if steps is None else steps
+        known = [validation.integer("steps", t, at_least=1, at_most=last) for t in asked]
+        self.accountant.precompute(self.noise_multiplier, delta, known)
+
+    def unwrap(self) -> Any:
+        """End the run and take the model out of it.
+
+        Returns:
+          The module that `make_private` was given, without Opacus' hooks. The run can make no further steps. Another
+          private run with this model is a second mechanism, and on the same records the privacy of both is spent.
+        """
+        for handle in self.optimizer.removable:
+            handle.remove()
+        return self.model.to_standard_module()
 
     def _identity(self) -> dict[str, Any]:
         return {"max_grad_norm": self.max_grad_norm, "shapes": [list(shape) for shape in self.noise.shapes]}
 
-    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None, *, model: bool = True) -> None:
         """Write a checkpoint: model, optimizer, noise, batches and the privacy spent.
 
         A run that is resumed from it gives the same bits as one that was never interrupted. The journal of the run is
@@ -87,16 +123,22 @@ class PrivateTraining(Resumable):
         Args:
           path: the file, which is replaced atomically.
           extra: more plain values or arrays to keep, such as the state of a scheduler.
+          model: whether to keep model, optimizer and the state of torch's generators too. Without them, somebody else
+            must save and restore them at the same step, as the adapters for trainers do; only a digest of the trained
+            parameters is kept, which `load` checks.
         """
+        keep = validation.flag("model", model)
         if self.optimizer._is_last_step_skipped:
             raise TrainingError("a checkpoint can only be written after a whole batch, not after a part of one")
-        more = {
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "accountant": dict(self.accountant.state_dict()),
-            "random": _random_state(self.model),
-            "extra": dict(extra or {}),
-        }
+        more = {"accountant": dict(self.accountant.state_dict()), "extra": dict(extra or {})}
+        if keep:
+            more |= {
+                "model": dict(self.model.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "random": _random_state(self.model),
+            }
+        else:
+            more["parameters"] = self.optimizer.parameters_digest()
         rank, world = self.optimizer._rank, self.optimizer._world
         if world == 1:
             self._write(path, self.noise.state_dict(), more)
@@ -109,7 +151,9 @@ class PrivateTraining(Resumable):
                 self._write(path, noise, more)
                 sharding.remove_old_parts(path, noise["parts"])
 
-    def load(self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False) -> dict[str, Any]:
+    def load(
+        self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False, model: bool = True
+    ) -> dict[str, Any]:
         """Continue from a checkpoint of the same mechanism, data and model.
 
         Steps that were made after the checkpoint, before a crash, say, are made again. They must give the same bits as
@@ -122,17 +166,24 @@ class PrivateTraining(Resumable):
           allow_second_continuation: continue nevertheless. Only set this if nothing that was computed after the
             checkpoint (models, metrics, checkpoints) has been or will be shown to anybody: the guarantee does not
             cover both continuations.
+          model: whether the checkpoint has the model, as for `save`. If it has not, restore the model first.
 
         Returns:
           What `save` was given as `extra`. ValueError or TrainingError says why a checkpoint is refused; nothing is
           changed then.
         """
+        from dpmf.training import _guards
+
         allow = validation.flag("allow_second_continuation", allow_second_continuation)
         with sharding.all_or_none("load the checkpoint", distributed=self.optimizer._world > 1):
-            state, journal = self._read(path, _PARTS, allow=allow, writes=self.optimizer._rank == 0)
-            model, mine = state["model"], self.model.state_dict()
+            parts = ("accountant", "extra", *(_MODEL if validation.flag("model", model) else ("parameters",)))
+            state, journal = self._read(path, parts, allow=allow, writes=self.optimizer._rank == 0)
+            if not model and state["parameters"] != self.optimizer.parameters_digest():
+                raise ValueError(f"checkpoint must be of this model at the same step, {path} is of other parameters")
+            weights = _guards.plain_names(state["model"]) if model else {}
+            mine = self.model.state_dict() if model else {}
             for name, value in mine.items():
-                if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
+                if getattr(weights.get(name), "shape", None) != value.shape or len(weights) != len(mine):
                     raise ValueError(
                         f"checkpoint must be of this model, {path} has other parameters or buffers ({name})"
                     )
@@ -142,11 +193,13 @@ class PrivateTraining(Resumable):
         self.journal = journal
         self.sampler.load_state_dict(state["sampler"])
         self.accountant.load_state_dict(state["accountant"])
-        self.model.load_state_dict(model)
-        self.optimizer.load_state_dict(state["optimizer"])
+        if model:
+            self.model.load_state_dict(weights)
+            self.optimizer.load_state_dict(state["optimizer"])
         self.optimizer.deliveries.restart()
         self.optimizer._is_last_step_skipped = False
-        _set_random_state(self.model, state["random"])
+        if model:
+            _set_random_state(self.model, state["random"])
         return dict(state["extra"])
 
 
@@ -190,13 +243,18 @@ def make_private(
     collate_fn: Any = None,
     num_workers: int = 0,
     loader_options: Mapping[str, Any] | None = None,
+    expected_batch_size: float | None = None,
+    max_batch_size: int | None = None,
+    max_records: int | None = None,
+    unit: Any = None,
 ) -> PrivateTraining:
     """Make training differentially private with the noise and the batches of a mechanism.
 
     Args:
       model: a module that Opacus supports, or one in its `DifferentiallyPrivateDistributedDataParallel`.
       optimizer: any torch optimizer over the model's parameters or some of them.
-      dataset: an object with a length that returns a record by its index. One record is the unit of privacy.
+      dataset: an object with a length that returns a record by its index. One record is the unit of privacy, unless
+        `unit` is given.
       mechanism: strategy and batching.
       max_grad_norm: the norm to which every record's gradient is clipped.
       target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
@@ -213,17 +271,26 @@ def make_private(
       collate_fn: as for torch's `DataLoader`. It is never called with an empty batch.
       num_workers: as for torch's `DataLoader`.
       loader_options: further arguments of torch's `DataLoader`.
+      expected_batch_size: a public constant by which sums are divided, in place of n/b. Then not even the number of
+        records n is used. With `unit` it counts users.
+      max_batch_size: gives all batches this many rows. Rows that fill up a batch have no effect on the model. A bin
+        with more records is cut, and the probability of that is charged to δ.
+      max_records: with `max_batch_size`, a public upper bound on n, for which the charge is computed. By default it is
+        n, which is public then.
+      unit: for every record the user it belongs to. Users are thrown into bins then, the mean of the gradients of a
+        user's records is clipped to `max_grad_norm`, and the guarantee is for adding or removing a user.
 
     Returns:
       A `PrivateTraining`, whose model, optimizer and data loader replace your own.
 
     **Formal guarantees.** The models produced by the training loop are a post-processing of the mechanism with this
-    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record. Step t uses every record of batch t
-    exactly once, or `TrainingError` is raised and nothing is released; this holds for any number of loader workers,
-    with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another device say, and used
-    again later in place of another one of the same size is not noticed.) The first step after a gap between throws adds
-    the noise of the gap too. Per-sample clipping and its rounding are Opacus'. The documentation on training says what
-    floating-point noise leaves open.
+    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record (or a user, with `unit`). Step t uses
+    every record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any
+    number of loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another
+    device say, and used again later in place of another one of the same size is not noticed.) The first step after a
+    gap between throws adds the noise of the gap too. With `max_batch_size` the cost of cut batches is part of δ
+    (docs/theory/batch-sizes.md). Per-sample clipping and its rounding are Opacus'. The documentation on training says
+    what floating-point noise leaves open.
     """
     try:
         import torch
@@ -231,7 +298,7 @@ def make_private(
         from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
         from torch.utils.data import default_collate
 
-        from dpmf.training import _accountant, _loader, _optimizer
+        from dpmf.training import _accountant, _guards, _loader, _optimizer
     except ImportError:
         raise errors.missing_extra("torch and opacus", "torch", "make_private") from None
 
@@ -243,6 +310,7 @@ def make_private(
     validation.choice("grad_sample_mode", grad_sample_mode, ("hooks", "functorch", "ew"))
     validation.choice("loss_reduction", loss_reduction, ("mean", "sum"))
     workers = validation.integer("num_workers", num_workers, at_least=0)
+    _guards.check_new(model, optimizer)
     known = {id(p) for p in model.parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not trained or any(id(p) not in known for p in trained):
@@ -263,9 +331,16 @@ def make_private(
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    sampler = BatchSampler(len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world)
+    if unit is not None and max_batch_size is not None:
+        raise ArgumentError("max_batch_size", "must not be given with unit: users have different numbers of records")
+    sampler = BatchSampler(
+        len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world, unit=unit,
+        expected_batch_size=expected_batch_size, max_batch_size=max_batch_size, max_records=max_records,
+    )  # fmt: skip
 
-    sigma, calibration, proved = _noise(mechanism, target_epsilon, target_delta, noise_multiplier, accountant)
+    sigma, calibration, proved = _target.noise_for(
+        mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut, says=rank == 0
+    )
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
         mechanism,
@@ -285,7 +360,7 @@ def make_private(
         engine = PrivacyEngine(accountant=_accountant.NAME)
     # Torch warns in every backward pass that the first layer's inputs have no gradients. Opacus' hooks do not use them.
     warnings.filterwarnings("ignore", "Full backward hook is firing")
-    tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved)
+    tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved, sampler.cut)
     engine.accountant = tracker
 
     deliveries = _loader.Deliveries(sampler, lambda: noise.step)
@@ -303,18 +378,25 @@ def make_private(
     module = engine._prepare_model(
         model, batch_first=batch_first, loss_reduction=loss_reduction, grad_sample_mode=grad_sample_mode
     )
+    passes = _guards.Passes(trained, loss_reduction)
+    module.register_forward_pre_hook(passes.before)
     module.register_forward_pre_hook(deliveries, with_kwargs=True)
+    module.register_forward_hook(passes.after)
+    deliveries.on_restart = lambda: passes.forget(module)
+    _guards.keep_names(module)
     make = _optimizer.DistributedCorrelatedDPOptimizer if distributed else _optimizer.CorrelatedDPOptimizer
     private = make(
         optimizer,
         noise=noise,
         deliveries=deliveries,
+        passes=passes,
         noise_multiplier=sigma,
         max_grad_norm=norm,
         # Opacus averages over the ranks, so that each divides by its share.
         expected_batch_size=sampler.expected_batch_size / world,
         loss_reduction=loss_reduction,
     )
+    _guards.refuse_direct_steps(optimizer, private)
     private.attach_step_hook(tracker.get_optimizer_hook_fn(sample_rate=1 / mechanism.batching.batches_per_epoch))
     return PrivateTraining(
         model=module,
@@ -330,27 +412,3 @@ def make_private(
         noise=noise,
         journal=Journal(writes=rank == 0),
     )
-
-
-def _noise(
-    mechanism: Mechanism,
-    target_epsilon: float | None,
-    target_delta: float | None,
-    noise_multiplier: float | None,
-    accountant: api.AnyAccountant,
-) -> tuple[float, Calibration | None, tuple[float, float] | None]:
-    """The noise multiplier, how it was calibrated, and the (ε, δ) that was proved for it."""
-    if noise_multiplier is not None:
-        if target_epsilon is not None or target_delta is not None:
-            raise ArgumentError(
-                "noise_multiplier", "must not be given with target_epsilon or target_delta: give the noise or a target"
-            )
-        return validation.positive("noise_multiplier", noise_multiplier), None, None
-    if target_epsilon is None:
-        raise ArgumentError("target_epsilon", "must be given with target_delta, or noise_multiplier instead of both")
-    if target_delta is None:
-        raise ArgumentError("target_delta", "must be given with target_epsilon")
-    found = api.calibrate(mechanism, target_epsilon=target_epsilon, target_delta=target_delta, accountant=accountant)
-    if not isinstance(found, Calibration):
-        raise ArgumentError("accountant", f"must be one that proves its bound, {found.accountant} only estimates it")
-    return found.noise_multiplier, found, (found.target_epsilon, found.target_delta)

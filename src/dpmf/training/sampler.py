@@ -17,8 +17,10 @@ from dpmf import validation
 from dpmf.batching import BallsInBins, Batching, Poisson
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
+from dpmf.training._overflow import checked_cut
 from dpmf.training._schedule import Schedule, description
 from dpmf.training._sources import ALLOCATION, GROUPS, SOURCES, Source, make_source
+from dpmf.training._units import Units
 
 IndexArray = np.ndarray[Any, np.dtype[np.int64]]
 FORMAT = 3
@@ -42,6 +44,13 @@ class BatchSampler:
       rank: the rank of this process in distributed training. Each rank gets its share of every batch; all ranks must
         have the same seed.
       world_size: the number of processes.
+      expected_batch_size: a public constant by which sums are divided, in place of n/b, so that n is not used.
+      max_batch_size: the largest number of records (or users) in a batch. A bin with more of them is cut to the first
+        ones; `cut` says what that costs in δ. `padded` fills batches up to this size.
+      max_records: with `max_batch_size`, a public upper bound on the number of records (or users), which the cost in δ
+        is computed for. By default it is the number that there is, which is public then.
+      unit: for every record the user it belongs to. Users are thrown into bins then, and a batch has all records of
+        its users, user by user. By default every record stands for itself.
 
     **Formal guarantees.** Bins are independent and uniform, up to the quality of the generator, and draws are
     independent of each other. With balls in bins, every record takes part in exactly the steps i, i + b, i + 2b, ... of
@@ -66,6 +75,10 @@ class BatchSampler:
         source: str = "fast",
         rank: int = 0,
         world_size: int = 1,
+        expected_batch_size: float | None = None,
+        max_batch_size: int | None = None,
+        max_records: int | None = None,
+        unit: Any = None,
     ):
         given = batching.batching if isinstance(batching, Mechanism) else batching
         if not isinstance(given, BallsInBins | Poisson):
@@ -74,11 +87,21 @@ class BatchSampler:
         self._schedule = Schedule.of(given)
         self.steps = self._schedule.steps
         self.size = validation.integer("size", size, at_least=1)
-        b = given.batches_per_epoch
-        if self.size < b:
+        self.units = None if unit is None else Units(unit, self.size)
+        self.balls = self.size if self.units is None else len(self.units)  # what is thrown: records or users
+        b, kind = given.batches_per_epoch, "records" if self.units is None else "users"
+        if self.balls < b:
             raise ArgumentError(
-                "dataset", f"must have at least as many records as batches_per_epoch = {b}, got {self.size}"
+                "dataset", f"must have at least as many {kind} as batches_per_epoch = {b}, got {self.balls}"
             )
+        self._divisor = None
+        if expected_batch_size is not None:
+            self._divisor = validation.positive("expected_batch_size", expected_batch_size)
+            if self._divisor > self.balls:
+                raise validation.wrong(
+                    "expected_batch_size", f"at most the number of {kind}, {self.balls}", self._divisor
+                )
+        self.cut = checked_cut(given, self.balls, max_batch_size, max_records)
         self.world_size = validation.integer("world_size", world_size, at_least=1)
         self.rank = validation.integer("rank", rank, at_least=0, at_most=self.world_size - 1)
         self._use(make_source(source, seed))
@@ -86,17 +109,17 @@ class BatchSampler:
 
     def _use(self, source: Source) -> None:
         self._source = source
-        self._groups = _groups(source, self.size, self._schedule.groups)
+        self._groups = _groups(source, self.balls, self._schedule.groups)
         self._known: dict[int, list[IndexArray]] = {}  # the batches of the last draws, about an epoch of them
 
     def _bins(self, draw: int) -> IndexArray:
-        """The bin of every record in one draw."""
+        """The bin of every record (or user) in one draw."""
         schedule = self._schedule
-        within = self._source.integers(ALLOCATION, schedule.per_epoch // schedule.groups, self.size, draw)
+        within = self._source.integers(ALLOCATION, schedule.per_epoch // schedule.groups, self.balls, draw)
         return within if schedule.groups == 1 else schedule.groups * within + self._groups
 
     def _batches(self, draw: int) -> list[IndexArray]:
-        """The records of every bin that is used in a draw."""
+        """The records (or users) of every bin that is used in a draw."""
         if draw not in self._known:
             b, used = self._schedule.per_epoch, min(self._schedule.per_draw, self._schedule.per_epoch)
             bins = self._bins(draw)
@@ -105,13 +128,18 @@ class BatchSampler:
             ends = np.cumsum(np.bincount(narrow, minlength=used))
             while len(self._known) > b // self._schedule.per_draw:
                 del self._known[next(iter(self._known))]
-            self._known[draw] = np.split(records[np.argsort(narrow, kind="stable")], ends[:-1])
+            batches = np.split(records[np.argsort(narrow, kind="stable")], ends[:-1])
+            # Who is left of a bin that is cut depends on nobody outside of it: the cost in δ relies on that.
+            self._known[draw] = batches if self.cut is None else [one[: self.cut.max_batch_size] for one in batches]
         return self._known[draw]
 
     @property
     def expected_batch_size(self) -> float:
-        """n/b, by which the sum of clipped gradients is divided. The actual size of a batch depends on the data."""
-        return self.size / self.batching.batches_per_epoch
+        """What the sum of clipped gradients is divided by: the constant given, or n/b for n records (or users).
+
+        The actual size of a batch depends on the data and must not be used.
+        """
+        return self._divisor or self.balls / self.batching.batches_per_epoch
 
     @property
     def position(self) -> int:
@@ -120,7 +148,7 @@ class BatchSampler:
 
     @property
     def bins(self) -> IndexArray:
-        """The bin of every record in the current draw, for tests and audits. It is as sensitive as the data."""
+        """The bin of every record or user in the current draw, for tests and audits. It is as sensitive as the data."""
         return self._bins(min(self._position, self.steps - 1) // self._schedule.per_draw)
 
     @property
@@ -129,7 +157,22 @@ class BatchSampler:
         return self._groups.copy()
 
     def batch(self, step: int) -> IndexArray:
-        """The records of one step (this rank's share of them), in increasing order."""
+        """The records of one step (this rank's share of them), in increasing order, or user by user."""
+        chosen = self._batch(step)
+        return chosen if self.units is None else self.units.records_of(chosen)
+
+    def padded(self, step: int) -> IndexArray:
+        """As `batch`, filled up with −1 to one length for all steps: `max_batch_size`, or this rank's share of it."""
+        if self.cut is None:
+            raise ArgumentError("max_batch_size", "must be given for batches of one size")
+        if self.units is not None:
+            raise ArgumentError("unit", "must not be given for padded batches: users have different numbers of records")
+        chosen = self._batch(step)
+        out = np.full(-(-self.cut.max_batch_size // self.world_size), -1, dtype=np.int64)
+        out[: len(chosen)] = chosen
+        return out
+
+    def _batch(self, step: int) -> IndexArray:
         t = validation.integer("step", step, at_least=0, at_most=self.steps - 1)
         draw, place = divmod(t, self._schedule.per_draw)
         return self._batches(draw)[place % self._schedule.per_epoch][self.rank :: self.world_size]
@@ -180,7 +223,16 @@ class BatchSampler:
             "key": self._source.key.hex(),
             "digest": self._digest(),
             "position": self._position,
+            "options": self.options,
         }
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """What determines the batches beside batching, size and key, as plain values; None where nothing does."""
+        cut = None if self.cut is None else [self.cut.max_batch_size, self.cut.records]
+        units = None if self.units is None else self.units.digest
+        found = {"expected_batch_size": self._divisor, "cut": cut, "users": units}
+        return found if any(value is not None for value in found.values()) else None
 
     def _digest(self) -> str:
         """A digest of the first draw, which shows whether libraries still draw the batches of a checkpoint."""
@@ -206,6 +258,10 @@ class BatchSampler:
         mine = description(self.batching)
         if size != self.size or batching != mine:
             raise ArgumentError("state", f"must be of {self.size} records and {mine}, got {size} and {batching}")
+        if state.get("options") != self.options:
+            raise ArgumentError(
+                "state", "must be of the same expected_batch_size, max_batch_size, max_records and unit; it has others"
+            )
         at = validation.integer("position", position, at_least=0, at_most=self.steps)
         before = self._source
         self._use(SOURCES[source](key))

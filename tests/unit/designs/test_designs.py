@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 def found() -> designs.Design:
     return dpmf.design(
         **SHAPE, target_epsilon=4.0, target_delta=1e-4, workload=workloads.damped(5), bandwidths=(1, 2),
-        batchings=("fixed", "poisson", "cyclic-poisson"),
+        batchings=("fixed", "cyclic", "poisson", "cyclic-poisson"),
     )  # fmt: skip
 
 
@@ -48,18 +50,44 @@ def test_the_best_has_a_guarantee_and_the_error_that_goes_with_it(found: designs
     assert found.baseline is not None
     assert found.baseline.mechanism.strategy == strategies.dpsgd()
     assert found.gain == pytest.approx(best.error / found.baseline.error)
+    assert found.complete
+    assert found.problems == ()
     for option in (best, *found.others):
         assert option.lower is None or option.lower <= option.noise_multiplier
 
 
-def test_what_is_finished_is_kept(found: designs.Design, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.forget()
-    monkeypatch.setattr(_search.api, "calibrate", None)  # nothing is left to do
-    again = dpmf.design(
-        **SHAPE, target_epsilon=4.0, target_delta=1e-4, workload=workloads.damped(5), bandwidths=(1, 2),
-        batchings=("fixed", "poisson", "cyclic-poisson"),
-    )  # fmt: skip
-    assert again.to_dict() == found.to_dict()
+def test_a_design_goes_on_where_it_was_interrupted(found: designs.Design, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts come in the third calibration. The next design begins there, and one that has ended does nothing."""
+
+    def design() -> designs.Design:
+        cache.forget()
+        return dpmf.design(
+            **SHAPE, target_epsilon=4.0, target_delta=1e-4, workload=workloads.damped(5), bandwidths=(1, 2),
+            batchings=("fixed", "cyclic", "poisson", "cyclic-poisson"),
+        )  # fmt: skip
+
+    calibrate = _search.api.calibrate
+    asked: list[str] = []
+
+    def interrupted(mechanism: dpmf.Mechanism, **options: object) -> object:
+        asked.append(mechanism.name)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return calibrate(mechanism, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        directory = tempfile.mkdtemp(dir=os.environ["DPMF_CACHE_DIR"])
+        patch.setenv("DPMF_CACHE_DIR", directory)
+        patch.setattr(_search.api, "calibrate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            design()
+        first, asked[:] = asked[:], asked[:2]
+        with pytest.raises(KeyboardInterrupt):
+            design()
+        assert asked == first
+    monkeypatch.setattr(_search.api, "calibrate", None)
+    monkeypatch.setattr(_search.api, "noise_near", None)
+    assert design().to_dict() == found.to_dict()
 
 
 def test_the_code_makes_the_mechanism(found: designs.Design) -> None:
@@ -87,10 +115,18 @@ def test_code_for_fixed_bins(options: dict[str, object]) -> None:
     assert option.needs.startswith("one assignment to bins")
 
 
-def test_tables_and_pictures(found: designs.Design, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_pictures(
+    found: designs.Design, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown.print_design(found)
     printed = capsys.readouterr().out
     assert "Least error for (4, 0.0001)-DP, damped sums, memory 5" in printed
+    table = printed.partition("import dpmf")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+    for option in (found.best, *found.others):
+        assert option.mechanism.strategy.name.removeprefix("optimised ") in table
     assert "make_private" in printed
     shown.design_plotter(tmp_path / "errors.png")(found)
     assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")

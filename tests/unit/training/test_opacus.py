@@ -457,15 +457,15 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_accountant_that_only_estimates_is_refused() -> None:
-    sampling = dpmf.accountants.MonteCarlo(samples=1000)
+def test_a_prepared_accountant_that_only_estimates_is_refused() -> None:
+    sampling = dpmf.accountants.MonteCarlo(samples=1000).prepare(MECHANISM)
     with pytest.raises(ValueError, match="accountant must be one that proves its bound"):
         private(noise_multiplier=None, target_epsilon=4.0, target_delta=0.1, accountant=sampling)
 
 
 def test_an_estimate_is_not_reported_as_a_guarantee() -> None:
-    run = private(accountant=dpmf.accountants.MonteCarlo(samples=1000))
-    train(run, 1)
+    run = private(accountant=dpmf.accountants.MonteCarlo(samples=1000).prepare(MECHANISM))
+    train(run, N)
     with pytest.raises(ValueError, match="accountant must be one that proves its bound"):
         run.get_epsilon(0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpmf
+from dpmf import cli
 from dpmf import lower_bounds as lower
 from dpmf.web import recipe
 from dpmf.web.request import Request
@@ -57,6 +59,24 @@ def test_views_grow_and_say_what_is_next() -> None:
     assert grown[-1].curve_noise == 2.0
 
 
+def test_accountants_that_do_not_apply_have_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmf.web.view.compared", lambda mechanism: ["gaussian", "lattice"])
+    request = Request("bsr", 1, 4, 2.0, 1e-5, bandwidth=2)
+    assert [row.accountant for row in last_view(request).rows] == ["gaussian"]
+    asked_for = last_view(request, accountants=("gaussian", "lattice"))
+    assert [bool(row.problem) for row in asked_for.rows] == [False, True]
+
+
+def test_what_any_attack_can_achieve_is_shown() -> None:
+    """One batch: the Gaussian mechanism, whose μ is √k/σ."""
+    request = Request("dpsgd", 4, 1, 2.0, 1e-5, noise_multiplier=2.0)
+    view = last_view(request, accountants=("gaussian",), with_attacks=True)
+    assert float(dict(view.attacks)["μ (Gaussian DP, up to 1e-09)"]) == pytest.approx(1.0, rel=2e-3)
+    assert view.tradeoff["remove"][0] >= 1 - 1e-6
+    assert list(view.tradeoff["remove"]) == sorted(view.tradeoff["remove"], reverse=True)
+    assert View.from_dict(json.loads(json.dumps(view.to_dict()))) == view
+
+
 def test_a_calibration_that_ran_out_of_time_says_so() -> None:
     request = Request("bsr", 1, 4, 2.0, 1e-5, bandwidth=2)
     view = last_view(request, accountants=("renyi", "chain"), time_budget=1e-9)
@@ -85,7 +105,7 @@ def test_a_large_gram_matrix_is_shown_by_blocks() -> None:
     ],
     ids=["coefficients", "dpsgd"],
 )
-def test_the_lines_given_reproduce_the_view(request_: Request, tmp_path: Path, capsys) -> None:
+def test_the_lines_given_reproduce_the_view(request_: Request, tmp_path: Path, monkeypatch, capsys) -> None:
     names = ("gaussian", "renyi")
     view = last_view(request_, accountants=names)
     exec(compile(recipe.python(request_, names, view.curve_noise), "recipe", "exec"), {})
@@ -93,12 +113,14 @@ def test_the_lines_given_reproduce_the_view(request_: Request, tmp_path: Path, c
     for row in view.rows:
         assert str(row.noise_multiplier) in printed
     assert str(view.lower) in printed
-    shell = recipe.shell(request_, names).replace("dpmf ", f"{sys.executable} -m dpmf.cli ").splitlines()
-    shell = [line for line in shell if " report " not in line]  # test_html_report runs that one
-    shell[-1] += " --json"
-    done = subprocess.run(["bash", "-c", "\n".join(shell)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    cells = {c["accountant"]: c["noise_multiplier"] for c in json.loads(done.stdout)["cells"]}
+    *before, compare, _ = recipe.shell(request_, names).splitlines()  # test_document.py runs the last line, the report
+    subprocess.run(["bash", "-c", "\n".join(before)], check=True, cwd=tmp_path, timeout=60)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [*shlex.split(compare), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    cells = {c["accountant"]: c["noise_multiplier"] for c in json.loads(capsys.readouterr().out)["cells"]}
     assert cells == {row.accountant: row.noise_multiplier for row in view.rows}
 
 

@@ -229,7 +229,8 @@ def _composed(batching: Batching, family: str, size: int) -> Batching:
     if hasattr(batching, "with_gap"):
         batching = batching.with_gap(size - 1)
         gap = batching.gap or 0
-        if gap < size - 1:
+        # The bins of one record are a stride apart, also across throws: one of at least p needs no gap.
+        if gap < size - 1 and batching.stride < size:
             raise ArgumentError("bandwidth", f"must be at most gap + 1 = {gap + 1}, got {size}")
     return batching
 
