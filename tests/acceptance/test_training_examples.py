@@ -47,6 +47,19 @@ def run(example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
+def test_digits_with_jax(run: Any) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("jax_privacy")
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_disable_most_optimizations", True)  # it takes longer to compile than to train
+    try:
+        printed = run("jax_digits", "--epochs", "2", "--accountant", "gaussian", "--bandwidth", "1", "--epsilon", "40")
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    assert "(40.00, 0.0001)-DP" in printed
+    assert float(printed.split()[-2]) > 30  # guessing is 10 %
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_digits(run: Any, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
