@@ -47,6 +47,17 @@ def run(example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
+def test_adaptive_optimizers(example: Any) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("opacus")
+    adaptive = example("adaptive")
+    training, _, test = example("digits").data()
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(1, 20))
+    for make, rates in adaptive.OPTIMIZERS.values():
+        run = adaptive.train(mechanism, 0.3, make, rates[2], training, 0)
+        assert example("digits").accuracy(run.model, test) > 0.2  # guessing is 10 %
+
+
 def test_digits_with_jax(run: Any) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("jax_privacy")
