@@ -33,7 +33,7 @@ $(VENV)/.full: pyproject.toml | $(BIN)/python
 	@echo "Installing dpmf with everything its tests use into $(VENV) ..."
 	@# This release has a CPU build, and everything that depends on torch accepts it.
 	@$(BIN)/pip install --quiet --no-compile torch==2.13.0
-	@$(BIN)/pip install --quiet --no-compile --editable '.[jax,torch,pld,web,experiments,docs,dev]' --editable ./checker
+	@$(BIN)/pip install --quiet --no-compile --editable '.[jax,torch,trainers,pld,web,experiments,docs,dev]' --editable ./checker
 	@# On all cores, where pip takes one. Packages hold templates and the like that do not compile.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@ $(VENV)/.core

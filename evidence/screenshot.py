@@ -14,10 +14,10 @@ import tempfile
 import time
 import urllib.request
 
-VIEW = "strategy=bsr&bandwidth=2&epochs=2&batches_per_epoch=20&epsilon=2&delta=1e-5"
+VIEW = "dataset_size=60000&batch_size=300&epochs=1&epsilon=8"
 FLAGS = (
     "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    "disable-component-update disable-sync window-size=1240,1480 hide-scrollbars"
+    "disable-component-update disable-sync window-size=1240,1330 hide-scrollbars"
 )
 
 

@@ -214,7 +214,8 @@ def _tradeoff(
 ) -> attacks.TradeOff:
     progress.say("what any attack can achieve")
     chosen = least_of(accountants)
-    return attacks.tradeoff(mechanism, noise_multiplier=sigma, direction=direction, accountant=chosen)
+    with_renyi = mechanism.batching.fixed and any(accountant.name == "renyi" for accountant in accountants)
+    return attacks.tradeoff(mechanism, noise_multiplier=sigma, direction=direction, accountant=chosen, renyi=with_renyi)
 
 
 def _digest(mechanism: Mechanism) -> str:

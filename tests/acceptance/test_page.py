@@ -17,7 +17,7 @@ from browser import chromium
 from waiting import until
 
 import dpmf
-from dpmf import formatting
+from dpmf import cli, formatting
 
 pytest.importorskip("streamlit", reason="the page needs the extra [web]")
 
@@ -171,16 +171,14 @@ def test_fifty_clients_share_two_processes_and_bounded_memory(server: Server) ->
         client.close()
 
 
-def test_the_port_must_be_free(server: Server) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dpmf.cli", "explore", "--port", str(server.port), "--no-browser"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("dpmf: --port must be free")
-    assert done.stderr.count("\n") == 1
+def test_the_port_must_be_free(server: Server, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["dpmf", "explore", "--port", str(server.port), "--no-browser"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("dpmf: --port must be free")
+    assert said.count("\n") == 1
 
 
 def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +189,9 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         serve.serve(0, browser=False)
 
 
-@pytest.fixture
-def browser(tmp_path: Path):
-    with chromium(tmp_path / "profile") as driver:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory):
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
 
@@ -224,9 +222,39 @@ def shown(browser) -> str:
     return str(browser.execute_script("return document.body.innerText"))
 
 
+def table(browser) -> list[list[str]]:
+    """The cells of the first table."""
+    rows = browser.execute_script(
+        "return [...document.querySelector('table')?.querySelectorAll('tbody tr') ?? []]"
+        ".map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
+    )
+    return [list(map(str, row)) for row in rows]
+
+
+def test_a_design_for_a_run_then_one_mechanism_for_experts(server: Server, browser) -> None:
+    browser.get(f"{server.url}/?dataset_size=60&batch_size=10&epochs=1&epsilon=4")
+    until(lambda: "Train with the best design" in shown(browser))  # the first answer; the search goes on
+    text = shown(browser)
+    assert "60 records, 1 epoch of 6 batches: 6 iterations. Guarantee: (4, 1e-05)-DP" in text
+    until(lambda: any("baseline" in row[0] for row in table(browser)))
+    usual = next(row for row in table(browser) if "baseline" in row[0])
+    found = dpmf.design(
+        epochs=1, batches_per_epoch=6, target_epsilon=4.0, target_delta=1e-5, bandwidths=[1], batchings=["fixed"],
+        workload=dpmf.workloads.damped(100.0), time_budget=30.0,
+    )  # fmt: skip
+    assert usual[1:4] == [formatting.upper(found.best.error, 4), "1.000",
+                          formatting.upper(found.best.noise_multiplier, 5)]  # fmt: skip
+    command = "dpmf design --dataset-size 60 --batch-size 10 --epochs 1 --epsilon 4.0"
+    until(lambda: "private = make_private(" in shown(browser) and command in shown(browser))
+    typed(browser, "Batch size", "70")
+    until(lambda: "batch_size must be at most the dataset size, got 70" in shown(browser))
+    browser.find_elements("css selector", '[data-testid="stRadio"] label')[-1].click()
+    until(lambda: "BSR(p=4), k=1, b=100" in shown(browser))
+
+
 def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> None:
-    browser.get(f"{server.url}/?strategy=dpsgd&batches_per_epoch=6")
-    until(lambda: "DP-SGD, k=1, b=6" in shown(browser))
+    browser.get(f"{server.url}/?strategy=dpsgd&batches_per_epoch=4")
+    until(lambda: "DP-SGD, k=1, b=4" in shown(browser))
     # Bad input: in words, beside the field, and nothing breaks.
     typed(browser, "Epochs k", "many")
     until(lambda: "epochs must be a whole number from 1 to 1000, got 'many'" in shown(browser))
@@ -236,8 +264,8 @@ def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> No
     typed(browser, "Target δ", "1e-6")
     until(lambda: "finished in" in shown(browser) and "epsilon=1.5" in shown(browser), 240)
     text = shown(browser)
-    assert "DP-SGD, k=2, b=6" in text
-    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(epochs=2, batches_per_epoch=6))
+    assert "DP-SGD, k=2, b=4" in text
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(epochs=2, batches_per_epoch=4))
     target = {"target_epsilon": 1.5, "target_delta": 1e-6}
     rows = {
         cells[0].text: cells[1].text
@@ -252,10 +280,12 @@ def test_set_the_inputs_and_read_the_numbers_back(server: Server, browser) -> No
     metrics = [m.text for m in browser.find_elements("css selector", '[data-testid="stMetricValue"]')]
     assert metrics == [formatting.upper(found.noise_multiplier), formatting.lower(found.lower)]
     pictures = browser.find_elements("css selector", 'img[src^="data:image/svg+xml"]')
-    assert [p.get_attribute("alt")[:4] for p in pictures] == ["delt", "Gram"]
+    assert [p.get_attribute("alt")[:4] for p in pictures] == ["delt", "Gram", "type"]
+    curve = dpmf.tradeoff(mechanism, noise_multiplier=found.noise_multiplier)
+    assert rows["μ (Gaussian DP, up to 1e-09)"] == formatting.upper(curve.mu, 4)
     assert all(p.get_property("naturalWidth") > 100 for p in pictures)
-    assert "dpmf report --strategy dpsgd --epochs 2 --batches-per-epoch 6 --epsilon 1.5 --delta 1e-06" in text
-    assert "batches_per_epoch=6" in browser.current_url  # the view can be linked to
+    assert "dpmf report --strategy dpsgd --epochs 2 --batches-per-epoch 4 --epsilon 1.5 --delta 1e-06" in text
+    assert "batches_per_epoch=4" in browser.current_url  # the view can be linked to
     # Coefficients are typed in; a path is not a number.
     picked(browser, "Strategy", "Coefficients")
     typed(browser, "First column of C", "/etc/passwd")

@@ -24,7 +24,7 @@ def explore(
     workers: Annotated[int, typer.Option(help="Number of processes that compute, shared by all tabs.")] = 2,
     time_limit: Annotated[float, typer.Option(help="Seconds after which a view is shown as far as it got.")] = 180.0,
 ) -> None:
-    """Serve a page on this machine to explore strategies, noise multipliers and δ(ε) (needs the extra [web])."""
+    """Serve a page on this machine: designs ranked by error, and accountants for experts (needs the extra [web])."""
     from dpmf.web.serve import serve
 
     serve(port, browser, workers, time_limit)
@@ -55,7 +55,7 @@ def report(
         bool, typer.Option("--tradeoff/--no-tradeoff", help="Also report what any attack can achieve.")
     ] = True,
 ) -> None:
-    """Write everything that `explore` shows as one self-contained HTML file."""
+    """Write what `explore` shows experts of one mechanism as one self-contained HTML file."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -83,18 +83,8 @@ def report(
     view = None
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("")
-        for view in views(mechanism, request, listed(names)):
+        for view in views(mechanism, request, listed(names), with_attacks=tradeoff):
             progress.update(task, completed=view.done, total=view.steps, description=view.doing)
-        attacks = None
-        if tradeoff and view is not None and view.curve_noise is not None:
-            from dpmf.accountants.registry import least_of, resolve
-            from dpmf.attacks import tradeoff as certified
-
-            progress.update(task, description="what any attack can achieve")
-            accountant = least_of([resolve(name) for name in listed(names) or ()])
-            attacks = certified(
-                mechanism, noise_multiplier=view.curve_noise, direction=direction, accountant=accountant
-            )
     assert view is not None
-    write_atomically(output, html(view, request, drawn(view), attacks).encode())
+    write_atomically(output, html(view, request, drawn(view)).encode())
     print(f"wrote {output}")

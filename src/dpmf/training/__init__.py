@@ -5,6 +5,8 @@
 | `BatchSampler` | batches, for torch, numpy and JAX | |
 | `NoiseStream` | the rows of C⁻¹Z in bounded memory, on numpy or torch | |
 | `make_private` | model, optimizer, dataset, mechanism → private training with Opacus | torch, opacus |
+| `huggingface` | the same for a `Trainer` of transformers | transformers |
+| `lightning` | the same for a `Trainer` of Lightning | lightning |
 | `jax` | the same through jax-privacy | jax-privacy |
 | `sharding` | noise for models that several processes share | torch |
 | `checkpoint` | files that are whole or refused | |
@@ -30,7 +32,7 @@ _HOME = {
     "PrivateTraining": "opacus",
     "make_private": "opacus",
 }
-_MODULES = ("checkpoint", "jax", "sharding")
+_MODULES = ("checkpoint", "huggingface", "jax", "lightning", "sharding")
 
 __all__ = ["BatchSampler", "NoiseStream", "PrivateTraining", "checkpoint", "jax", "make_private", "sharding"]
 

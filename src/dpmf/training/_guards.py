@@ -172,7 +172,7 @@ class Passes:
 
     def _check(self, gradient: Any) -> None:
         for root in _roots():
-            problem = loss_problem(root, gradient, self._reduction)
+            problem = loss_problem(root, self._reduction, gradient=gradient)
             if problem is not None:
                 raise TrainingError(problem)
 
@@ -194,13 +194,17 @@ def _outputs(value: Any) -> Iterator[Any]:
 
 def _roots() -> list[Any]:
     """The tensors that backward() was called on, inside a hook of the backward pass; none where torch hides them."""
-    for frame in sys._current_frames().values():
-        at: Any = frame
-        while at is not None:
-            if at.f_code.co_name == "_engine_run_backward":
-                return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
-            at = at.f_back
-    return []
+    at: Any = None
+    frames = sys._current_frames()
+    try:
+        for at in frames.values():  # with several devices, another thread runs the hooks than the one that has called
+            while at is not None:
+                if at.f_code.co_name == "_engine_run_backward":
+                    return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
+                at = at.f_back
+        return []
+    finally:
+        del at, frames  # this function's own frame is among them: it must not keep itself, and batches, alive
 
 
 # What a loss may be the result of without another scale, as torch names the steps of a backward pass.
@@ -208,7 +212,7 @@ _TRANSPARENT = tuple(f"{name}Backward" for name in ("Add", "Neg", "View", "Squee
 _MEAN, _SUM = 1, 2  # as torch numbers them
 
 
-def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
+def loss_problem(loss: Any, declared: str, *, gradient: Any = None, records: int = 0) -> str | None:
     """What is wrong with how a loss combines records, as far as its graph shows; None if nothing is.
 
     The gradient of a record must not depend on other records. Opacus multiplies gradients by the size of the batch if
@@ -216,8 +220,9 @@ def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
 
     Args:
       loss: what backward() was called on.
-      gradient: that of an output of the model.
       declared: "mean" or "sum".
+      gradient: that of an output of the model, in a hook of the backward pass.
+      records: before the backward pass, how many records there are.
     """
     kinds: set[str] = set()
     todo = [loss.grad_fn]
@@ -225,13 +230,13 @@ def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
         node = todo.pop()
         name = "" if node is None else node.name()
         reduction = getattr(node, "_saved_reduction", None)
-        if name.startswith(_TRANSPARENT):
+        if name.startswith(_TRANSPARENT) or (name.startswith("DivBackward") and _by_one(node)):
             todo += [following for following, _ in node.next_functions]
         elif reduction == _SUM or (reduction is None and name.startswith("SumBackward")):
             kinds.add("sum")
         elif reduction == _MEAN or name.startswith("MeanBackward"):
             kinds.add("mean")
-            if name.startswith("NllLoss") and _unequal_labels(gradient):
+            if name.startswith("NllLoss") and _unequal_labels(node, gradient, records):
                 return (
                     "the loss divides by the number of labels in the batch, and records have different numbers of "
                     "them, so that a record changes the gradients of others: average over the labels of each record "
@@ -249,9 +254,24 @@ def loss_problem(loss: Any, gradient: Any, declared: str) -> str | None:
     return None
 
 
-def _unequal_labels(gradient: Any) -> bool:
-    """Whether records have different numbers of labels: positions whose label is ignored have no gradient at all."""
-    if gradient.ndim < 2 or len(gradient) == 0:
+def _by_one(node: Any) -> bool:
+    """Whether a division is by 1, as trainers do it. During the backward pass that is not known any more."""
+    try:
+        return node._saved_other.numel() == 1 and float(node._saved_other) == 1.0
+    except (AttributeError, RuntimeError):
         return False
-    positions = (gradient == 0).all(dim=-1).reshape(len(gradient), -1).sum(dim=1)
-    return bool((positions != positions[0]).any())
+
+
+def _unequal_labels(node: Any, gradient: Any, records: int) -> bool:
+    """Whether records have different numbers of labels. Positions whose label is ignored have no gradient at all."""
+    if gradient is None:
+        labels = node._saved_target
+        counted = labels != node._saved_ignore_index
+        if not records or labels.numel() % records:
+            return False
+        counts = counted.reshape(records, -1).sum(dim=1)
+    elif gradient.ndim < 2 or len(gradient) == 0:
+        return False
+    else:
+        counts = (gradient == 0).all(dim=-1).reshape(len(gradient), -1).sum(dim=1)
+    return bool((counts != counts[0]).any())

@@ -176,6 +176,25 @@ class Deliveries:
     def __reduce__(self) -> Any:
         return _Unguarded, ()
 
+    @property
+    def size(self) -> int:
+        """The number of records of the last delivery."""
+        return 0 if self._last is None else self._last.size
+
+    def pieces(self, largest: int) -> list[slice]:
+        """How to split the last delivery into parts of at most so many records, with all records of a user in one."""
+        units, size = self._sampler.units, self.size
+        if units is None or size == 0:
+            return [slice(start, min(start + largest, size)) for start in range(0, size, largest)]
+        users = units.of[_rows(self._sampler, self._step())[self.summed : self.summed + size]]
+        found, start = [], 0
+        ends = [*(np.flatnonzero(np.diff(users)) + 1).tolist(), size]
+        for end, following in zip(ends, [*ends[1:], size + largest + 1], strict=True):
+            if following - start > largest:  # a user with more records is a part alone
+                found.append(slice(start, end))
+                start = end
+        return found
+
     def restart(self) -> None:
         """Forget a batch of which only a part was used: a new iteration begins with the whole batch."""
         self._last, self.summed, self.parts = None, 0, 0

@@ -185,6 +185,10 @@ class _CorrelatedNoise:
             for p in self.params:
                 p.grad /= self.expected_batch_size
 
+    def parameters_digest(self) -> str:
+        """A digest of the trained parameters."""
+        return _digest(self.params)
+
     def _problem(self) -> str | None:
         """Why the sum of clipped gradients must not be released; None if it may."""
         if self.noise_multiplier != self._accounted:

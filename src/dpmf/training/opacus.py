@@ -20,7 +20,7 @@ from dpmf.training.journal import Journal
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sampler import BatchSampler
 
-_PARTS = ("model", "optimizer", "accountant", "random", "extra")
+_MODEL = ("model", "optimizer", "random")  # what a trainer may keep instead
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class PrivateTraining(Resumable):
     def _identity(self) -> dict[str, Any]:
         return {"max_grad_norm": self.max_grad_norm, "shapes": [list(shape) for shape in self.noise.shapes]}
 
-    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None, *, model: bool = True) -> None:
         """Write a checkpoint: model, optimizer, noise, batches and the privacy spent.
 
         A run that is resumed from it gives the same bits as one that was never interrupted. The journal of the run is
@@ -112,16 +112,22 @@ class PrivateTraining(Resumable):
         Args:
           path: the file, which is replaced atomically.
           extra: more plain values or arrays to keep, such as the state of a scheduler.
+          model: whether to keep model, optimizer and the state of torch's generators too. Without them, somebody else
+            must save and restore them at the same step, as the adapters for trainers do; only a digest of the trained
+            parameters is kept, which `load` checks.
         """
+        keep = validation.flag("model", model)
         if self.optimizer._is_last_step_skipped:
             raise TrainingError("a checkpoint can only be written after a whole batch, not after a part of one")
-        more = {
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "accountant": dict(self.accountant.state_dict()),
-            "random": _random_state(self.model),
-            "extra": dict(extra or {}),
-        }
+        more = {"accountant": dict(self.accountant.state_dict()), "extra": dict(extra or {})}
+        if keep:
+            more |= {
+                "model": dict(self.model.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "random": _random_state(self.model),
+            }
+        else:
+            more["parameters"] = self.optimizer.parameters_digest()
         rank, world = self.optimizer._rank, self.optimizer._world
         if world == 1:
             self._write(path, self.noise.state_dict(), more)
@@ -134,7 +140,9 @@ class PrivateTraining(Resumable):
                 self._write(path, noise, more)
                 sharding.remove_old_parts(path, noise["parts"])
 
-    def load(self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False) -> dict[str, Any]:
+    def load(
+        self, path: str | os.PathLike[str], *, allow_second_continuation: bool = False, model: bool = True
+    ) -> dict[str, Any]:
         """Continue from a checkpoint of the same mechanism, data and model.
 
         Steps that were made after the checkpoint, before a crash, say, are made again. They must give the same bits as
@@ -147,6 +155,7 @@ class PrivateTraining(Resumable):
           allow_second_continuation: continue nevertheless. Only set this if nothing that was computed after the
             checkpoint (models, metrics, checkpoints) has been or will be shown to anybody: the guarantee does not
             cover both continuations.
+          model: whether the checkpoint has the model, as for `save`. If it has not, restore the model first.
 
         Returns:
           What `save` was given as `extra`. ValueError or TrainingError says why a checkpoint is refused; nothing is
@@ -156,10 +165,14 @@ class PrivateTraining(Resumable):
 
         allow = validation.flag("allow_second_continuation", allow_second_continuation)
         with sharding.all_or_none("load the checkpoint", distributed=self.optimizer._world > 1):
-            state, journal = self._read(path, _PARTS, allow=allow, writes=self.optimizer._rank == 0)
-            model, mine = _guards.plain_names(state["model"]), self.model.state_dict()
+            parts = ("accountant", "extra", *(_MODEL if validation.flag("model", model) else ("parameters",)))
+            state, journal = self._read(path, parts, allow=allow, writes=self.optimizer._rank == 0)
+            if not model and state["parameters"] != self.optimizer.parameters_digest():
+                raise ValueError(f"checkpoint must be of this model at the same step, {path} is of other parameters")
+            weights = _guards.plain_names(state["model"]) if model else {}
+            mine = self.model.state_dict() if model else {}
             for name, value in mine.items():
-                if getattr(model.get(name), "shape", None) != value.shape or len(model) != len(mine):
+                if getattr(weights.get(name), "shape", None) != value.shape or len(weights) != len(mine):
                     raise ValueError(
                         f"checkpoint must be of this model, {path} has other parameters or buffers ({name})"
                     )
@@ -169,11 +182,13 @@ class PrivateTraining(Resumable):
         self.journal = journal
         self.sampler.load_state_dict(state["sampler"])
         self.accountant.load_state_dict(state["accountant"])
-        self.model.load_state_dict(model)
-        self.optimizer.load_state_dict(state["optimizer"])
+        if model:
+            self.model.load_state_dict(weights)
+            self.optimizer.load_state_dict(state["optimizer"])
         self.optimizer.deliveries.restart()
         self.optimizer._is_last_step_skipped = False
-        _set_random_state(self.model, state["random"])
+        if model:
+            _set_random_state(self.model, state["random"])
         return dict(state["extra"])
 
 

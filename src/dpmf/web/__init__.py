@@ -1,9 +1,10 @@
-"""The page behind ``dpmf explore`` and the file that ``dpmf report`` writes: one view, shown in two ways.
+"""The page behind ``dpmf explore``, and the file that ``dpmf report`` writes of one mechanism.
 
 | module | holds |
 |---|---|
 | `request` | what a user can ask for, the limits, and the check of what was typed |
-| `view` | what is shown, computed step by step |
+| `ranking` | designs ranked by error, found step by step: the first tab |
+| `view` | what accountants say of one mechanism, computed step by step: the tab for experts, and the report |
 | `pictures` | the drawings of a view, as SVG |
 | `recipe` | the lines of Python and shell that give the same numbers |
 | `document` | a view as one HTML file |

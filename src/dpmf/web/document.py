@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from html import escape
 
 from dpmf._version import __version__
-from dpmf.attacks import TradeOff
 from dpmf.formatting import given, lower, upper
 from dpmf.web import recipe
 from dpmf.web.request import Request
@@ -53,18 +52,18 @@ def errors_in_words(view: View) -> str:
 
 _CAPTIONS = {
     "curves": "Upper bounds on δ(ε). No accountant can guarantee a point in the grey area.",
+    "tradeoff": "The trade-off curve: no attack has both errors below it.",
     "gram": "The Gram matrix, which is all that the accountants need to know of the strategy.",
 }
 
 
-def html(view: View, request: Request, pictures: Mapping[str, str], attacks: TradeOff | None = None) -> str:
+def html(view: View, request: Request, pictures: Mapping[str, str]) -> str:
     """Return the whole file.
 
     Args:
       view: what is shown.
       request: what was asked for; it gives the lines of Python and shell.
       pictures: the drawings that `pictures.drawn` returned for the view.
-      attacks: what any attack can achieve, for a table of its own.
     """
     target = f"({given(view.epsilon)}, {given(view.delta)})-DP"
     relation = "a record added or removed" if view.direction == "both" else f"the {view.direction} direction only"
@@ -107,7 +106,7 @@ def html(view: View, request: Request, pictures: Mapping[str, str], attacks: Tra
 <div class="pictures">
 {figures}
 </div>
-{_attacks(attacks)}<h2>The same in Python</h2>
+{_attacks(view)}<h2>The same in Python</h2>
 <pre>{escape(recipe.python(request, used, view.curve_noise))}</pre>
 <h2>The same from the shell</h2>
 <pre>{escape(recipe.shell(request, used))}</pre>
@@ -117,10 +116,10 @@ def html(view: View, request: Request, pictures: Mapping[str, str], attacks: Tra
 """
 
 
-def _attacks(found: TradeOff | None) -> str:
+def _attacks(view: View) -> str:
     """Return the section on what any attack can achieve, if it was computed."""
-    if found is None:
+    if not view.attacks or view.curve_noise is None:
         return ""
-    rows = "\n".join(f'<tr><td>{escape(name)}</td><td class="number">{value}</td></tr>' for name, value in found.rows())
-    sigma = given(found.noise_multiplier)
+    rows = "\n".join(f'<tr><td>{escape(name)}</td><td class="number">{value}</td></tr>' for name, value in view.attacks)
+    sigma = given(view.curve_noise)
     return f"<h2>What any attack can achieve, at noise multiplier {sigma}</h2>\n<table>\n{rows}\n</table>\n"

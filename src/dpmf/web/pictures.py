@@ -18,13 +18,27 @@ _FLOOR = 1e-16  # values of δ below this are not shown
 
 
 def drawn(view: View) -> dict[str, str]:
-    """Return the drawings for which the view has data, by name: "curves" and "gram"."""
+    """Return the drawings for which the view has data, by name: "curves", "gram" and "tradeoff"."""
     pictures = {}
     if view.curve_noise is not None:
         pictures["curves"] = _curves(view, view.curve_noise)
     if view.gram:
         pictures["gram"] = _gram(view)
+    if view.tradeoff:
+        pictures["tradeoff"] = _tradeoff(view)
     return pictures
+
+
+def _tradeoff(view: View) -> str:
+    """Draw the least type II error of any attack against its type I error."""
+    figure, (ax,) = new_figure(1)
+    for look, (way, errors) in zip(LOOKS, (view.tradeoff or {}).items(), strict=False):
+        ax.plot(np.linspace(0, 1, len(errors)), errors, label=way, color=look["color"], linestyle=look["linestyle"])
+    ax.plot([0, 1], [1, 0], color="0.6", linewidth=0.8, label="guessing")
+    ax.set(xlabel="type I error (false positives)", ylabel="type II error, lower bound")
+    ax.set_title("the best that any attack can do", fontsize="medium")
+    ax.legend(frameon=False, fontsize="small")
+    return _svg(figure)
 
 
 def _curves(view: View, sigma: float) -> str:

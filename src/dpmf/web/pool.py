@@ -19,10 +19,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+from dpmf.web.ranking import DesignRequest, Ranking
 from dpmf.web.request import Request
 from dpmf.web.view import View
+
+Asked: TypeAlias = Request | DesignRequest
+Shown: TypeAlias = View | Ranking
 
 WORKERS = 2
 TIME_LIMIT = 180.0
@@ -38,7 +42,7 @@ class Snapshot:
     """The state of a request: "waiting", "running", "done", "stopped" (by the time limit), "failed" or "busy"."""
 
     state: str
-    view: View | None = None
+    view: Shown | None = None
     pictures: Mapping[str, str] = field(default_factory=dict)
     ahead: int = 0
     seconds: float = 0.0
@@ -52,14 +56,18 @@ class Snapshot:
 
 @dataclass(eq=False)
 class _Job:
-    request: Request
+    request: Asked
     state: str = "waiting"
-    view: View | None = None
+    view: Shown | None = None
     pictures: Mapping[str, str] = field(default_factory=dict)
     began: float = 0.0
     message: str = ""
     cancelled: bool = False
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+
+def _read(request: Asked, values: Mapping[str, Any]) -> Shown:
+    return Ranking.from_dict(values) if isinstance(request, DesignRequest) else View.from_dict(values)
 
 
 class Pool:
@@ -87,9 +95,9 @@ class Pool:
         self.time_limit, self.most_clients, self.kept_views, self.lease = time_limit, most_clients, kept_views, lease
         self.started = 0  # the number of computations begun
         self._lock = threading.Condition()
-        self._clients: dict[str, tuple[Request, float]] = {}
-        self._jobs: OrderedDict[Request, _Job] = OrderedDict()  # waiting or running, oldest first
-        self._kept: OrderedDict[Request, Snapshot] = OrderedDict()
+        self._clients: dict[str, tuple[Asked, float]] = {}
+        self._jobs: OrderedDict[Asked, _Job] = OrderedDict()  # waiting or running, oldest first
+        self._kept: OrderedDict[Asked, Snapshot] = OrderedDict()
         self._processes: set[subprocess.Popen[str]] = set()
         self._closed = False
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
@@ -98,7 +106,7 @@ class Pool:
             thread.start()
         atexit.register(self.close)
 
-    def watch(self, client: str, request: Request) -> Snapshot:
+    def watch(self, client: str, request: Asked) -> Snapshot:
         """Return the state of the request, which replaces any earlier request of this client."""
         with self._lock:
             if client not in self._clients and len(self._clients) >= self.most_clients:
@@ -212,7 +220,7 @@ class Pool:
                     return True
                 with self._lock:
                     if "view" in message:
-                        job.view, job.pictures = View.from_dict(message["view"]), message["pictures"]
+                        job.view, job.pictures = _read(job.request, message["view"]), message["pictures"]
                     else:
                         job.message = message["error"]
         except (OSError, ValueError):  # the process was killed in the middle of a line

@@ -116,24 +116,24 @@ def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
     take("strategy", lambda name, text: validation.choice(name, text, STRATEGIES))
     strategy = values.get("strategy")
     if strategy in BANDED:
-        take("bandwidth", _number(1, MOST_BANDWIDTH, whole=True))
+        take("bandwidth", number(1, MOST_BANDWIDTH, whole=True))
     if strategy == "blt":
-        take("buffers", _optional(_number(1, MOST_BUFFERS, whole=True)))
+        take("buffers", optional(number(1, MOST_BUFFERS, whole=True)))
     if strategy == "coefficients":
         take("coefficients", _coefficients)
-    take("epochs", _number(1, MOST_EPOCHS, whole=True))
-    take("batches_per_epoch", _number(1, MOST_BATCHES, whole=True))
+    take("epochs", number(1, MOST_EPOCHS, whole=True))
+    take("batches_per_epoch", number(1, MOST_BATCHES, whole=True))
     take("batching", lambda name, text: validation.choice(name, text or "fixed", NAMES))
     kind = values.get("batching")
     if kind in ("reshuffled", "cyclic"):
-        take("rethrow_every", _optional(_number(1, MOST_EPOCHS, whole=True)))
+        take("rethrow_every", optional(number(1, MOST_EPOCHS, whole=True)))
     if kind in ("reshuffled", "cyclic", "cyclic-poisson"):
-        take("stride", _optional(_number(1, MOST_BATCHES, whole=True)))
-    take("epsilon", _number(*EPSILONS))
-    take("delta", _number(*DELTAS))
+        take("stride", optional(number(1, MOST_BATCHES, whole=True)))
+    take("epsilon", number(*EPSILONS))
+    take("delta", number(*DELTAS))
     take("direction", lambda name, text: validation.choice(name, text or "both", DIRECTIONS))
-    take("max_order", _optional(_number(2, MOST_ORDER, whole=True)))
-    take("noise_multiplier", _optional(_number(*NOISE)))
+    take("max_order", optional(number(2, MOST_ORDER, whole=True)))
+    take("noise_multiplier", optional(number(*NOISE)))
     if "epochs" in values and "batches_per_epoch" in values:
         iterations = values["epochs"] * values["batches_per_epoch"]
         if iterations > MOST_ITERATIONS:
@@ -155,7 +155,7 @@ def parse(fields: Mapping[str, str]) -> tuple[Request | None, dict[str, str]]:
     return request, {}
 
 
-def _number(least: float, most: float, whole: bool = False) -> Callable[[str, str], Any]:
+def number(least: float, most: float, whole: bool = False) -> Callable[[str, str], Any]:
     """Return a function that reads a number between two limits."""
     kind = f"a whole number from {least:g} to {most:g}" if whole else "a number such as 2 or 1e-5"
 
@@ -170,7 +170,7 @@ def _number(least: float, most: float, whole: bool = False) -> Callable[[str, st
     return read
 
 
-def _optional(read: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+def optional(read: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     return lambda name, text: read(name, text) if text else None
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from dpmf import api, validation
 from dpmf.accountants.protocol import RELATIONS, Accountant, PreparedAccountant
-from dpmf.accountants.registry import covering, resolve, suitable, with_options
+from dpmf.accountants.registry import covering, least_of, resolve, suitable, with_options
+from dpmf.attacks import tradeoff
 from dpmf.batching import Poisson
 from dpmf.designs.baseline import error_beside
 from dpmf.lower_bounds import lower_delta, lower_noise_multiplier
@@ -26,6 +27,7 @@ _CHEAP_FIRST = ("gaussian", "lattice", "renyi", "cascade")
 _DEAR_LAST = ("conditional",)
 CURVE_POINTS = 9
 HEAT_MAP_CELLS = 128
+TRADEOFF_POINTS = 101
 _MEMORY = 100.0  # iterations after which the model forgets, which predicts training well (docs/training.md)
 
 
@@ -65,6 +67,8 @@ class View:
     errors: tuple[tuple[str, float, float], ...] = ()  # workload, error, the same relative to DP-SGD's best batching
     gram: tuple[tuple[float, ...], ...] = ()
     batches: int = 0
+    attacks: tuple[tuple[str, str], ...] = ()  # what any attack can achieve: names and values
+    tradeoff: Mapping[str, tuple[float, ...]] | None = None  # type II errors at equally spaced type I errors
     done: int = 0
     steps: int = 1
     doing: str = ""
@@ -89,6 +93,8 @@ class View:
         changed["lower_curve"] = tuple(values["lower_curve"])
         changed["errors"] = tuple((name, error, relative) for name, error, relative in values["errors"])
         changed["gram"] = tuple(tuple(row) for row in values["gram"])
+        changed["attacks"] = tuple((name, value) for name, value in values["attacks"])
+        changed["tradeoff"] = {way: tuple(curve) for way, curve in (values["tradeoff"] or {}).items()} or None
         changed["curves"] = {name: tuple(curve) for name, curve in (values["curves"] or {}).items()}
         return cls(**changed)
 
@@ -98,6 +104,7 @@ def views(
     request: Request,
     accountants: Sequence[str] | None = None,
     time_budget: float | None = None,
+    with_attacks: bool = False,
 ) -> Iterator[View]:
     """Compute fuller and fuller views; the last one is complete.
 
@@ -107,9 +114,11 @@ def views(
         smallest of the calibrated ones.
       accountants: names of the accountants that are compared, by default those of `compared`.
       time_budget: seconds for each calibration, as in `dpmf.calibrate`; a row notes when the time ran out.
+      with_attacks: whether to add what any attack can achieve at the noise multiplier of the curves.
 
     **Formal guarantees.** Each noise multiplier is that of `dpmf.calibrate` and each curve that of `dpmf.profile`, with
-    the accountant it is shown for; `lower` and `lower_curve` are those of `dpmf.lower_bounds`.
+    the accountant it is shown for; `lower` and `lower_curve` are those of `dpmf.lower_bounds`, `attacks` and `tradeoff`
+    those of `dpmf.tradeoff` with the accountant that needs the least noise.
     """
     epsilon = validation.positive("epsilon", request.epsilon)
     delta = validation.probability("delta", request.delta)
@@ -142,7 +151,11 @@ def views(
     for accountant in chosen:
         view = _next(view, f"noise multiplier of {accountant.name}")
         yield view
-        view = _with_row(view, _calibrated(mechanism, accountant, prepared, request, time_budget))
+        row = _calibrated(mechanism, accountant, prepared, request, time_budget)
+        if row.problem and accountants is None:  # it does not apply, and nobody asked for it
+            view = replace(view, rows=tuple(old for old in view.rows if old.accountant != row.accountant))
+        else:
+            view = _with_row(view, row)
     sigma = request.noise_multiplier or (view.best.noise_multiplier if view.best else None)
     if sigma is None:
         yield replace(view, done=view.steps, doing="", complete=True)
@@ -151,7 +164,7 @@ def views(
         view = replace(view, errors=_errors(mechanism, view.best.noise_multiplier or sigma, epsilon, delta))
     grid = tuple(float(e) for e in np.linspace(0.0, 2 * epsilon, CURVE_POINTS))
     view = _next(view, "lower bound of δ(ε)", curve_noise=sigma, epsilons=grid)
-    view = replace(view, steps=view.done + 1 + len(prepared))
+    view = replace(view, steps=view.done + 1 + len(prepared) + with_attacks)
     yield view
     view = replace(view, lower_curve=tuple(lower_delta(mechanism, sigma, e, direction) for e in grid))
     took = {row.accountant: row.seconds for row in view.rows}
@@ -162,6 +175,15 @@ def views(
             mechanism, noise_multiplier=sigma, epsilons=grid, accountant=prepared[name], direction=direction
         )
         view = replace(view, curves={**(view.curves or {}), name: tuple(float(d) for d in curve.deltas)})
+    if with_attacks:
+        view = _next(view, "what any attack can achieve")
+        yield view
+        # The accountant that needs the least noise, and closed forms, which cost nothing.
+        close = {"gaussian", view.best.accountant if view.best else ""}
+        bounds = [a for a in chosen if a.name in prepared and a.name in close] or [
+            a for a in chosen if a.name in prepared
+        ]
+        view = _attacked(view, mechanism, sigma, bounds, with_renyi="renyi" in prepared)
     yield replace(view, done=view.steps, doing="", complete=True)
 
 
@@ -177,6 +199,16 @@ def _errors(
             continue
         found.append((beside.workload, beside.error.root_mean_square, beside.relative))
     return tuple(found)
+
+
+def _attacked(view: View, mechanism: Mechanism, sigma: float, bounds: Sequence[Accountant], with_renyi: bool) -> View:
+    """The view with the certified trade-off curve, and with Rényi divergences if there are any."""
+    found = tradeoff(
+        mechanism, noise_multiplier=sigma, direction=view.direction, accountant=least_of(bounds), renyi=with_renyi
+    )
+    places = np.linspace(0.0, 1.0, TRADEOFF_POINTS)
+    curves = {way: tuple(max(0.0, 1 - lines.least(float(a))) for a in places) for way, lines in found.lines.items()}
+    return replace(view, attacks=tuple(found.rows()), tradeoff=curves)
 
 
 def _next(view: View, doing: str, **changes: Any) -> View:

@@ -28,12 +28,18 @@ def limit_memory() -> None:
 def answers(line: str) -> Any:
     """Yield the messages for one request: views, or one error message."""
     from dpmf.web.pictures import drawn
+    from dpmf.web.ranking import DesignRequest, rankings
     from dpmf.web.request import Request
     from dpmf.web.view import views
 
     try:
-        request = Request.from_dict(json.loads(line))
-        for view in views(request.mechanism(), request, time_budget=SECONDS_EACH):
+        asked = json.loads(line)
+        if asked.get("kind") == "design":
+            for ranking in rankings(DesignRequest.from_dict(asked)):
+                yield {"view": ranking.to_dict(), "pictures": {}}
+            return
+        request = Request.from_dict(asked)
+        for view in views(request.mechanism(), request, time_budget=SECONDS_EACH, with_attacks=True):
             # The pictures are drawn here, so that the server needs neither the time nor the memory.
             yield {"view": view.to_dict(), "pictures": drawn(view)}
     except MemoryError:
@@ -51,6 +57,17 @@ def _read(lines: IO[str], requests: queue.Queue[str]) -> None:
     os._exit(0)
 
 
+def _warm_up() -> None:
+    """Calibrate something tiny, which imports and compiles what the first answer to a user needs."""
+    from dpmf.api import calibrate
+    from dpmf.batching import BallsInBins
+    from dpmf.mechanism import Mechanism
+    from dpmf.strategies import dpsgd
+
+    tiny = Mechanism(dpsgd(), BallsInBins(1, 4))
+    calibrate(tiny, target_epsilon=2.0, target_delta=1e-3, relative_tolerance=0.1, with_lower=True)
+
+
 def main() -> None:
     """Answer requests until standard input is closed."""
     limit_memory()
@@ -59,9 +76,12 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read, args=(sys.stdin, requests), daemon=True).start()
-    import dpmf.web.view  # noqa: F401 - so that the first request does not wait for it
+    import dpmf.web.ranking
+    import dpmf.web.view  # noqa: F401 - so that the first request does not wait for them
 
     print(json.dumps({"ready": True}), file=out, flush=True)
+    if requests.empty():
+        _warm_up()
     while True:
         for message in answers(requests.get()):
             print(json.dumps(message), file=out, flush=True)

@@ -78,6 +78,7 @@ def test_the_numbers_are_those_of_the_api(written: str) -> None:
         mechanism, noise_multiplier=found.noise_multiplier, accountant=Best(accountants=(Gaussian(), Renyi()))
     )
     assert cells[cells.index("μ (Gaussian DP, up to 1e-09)") + 1] == formatting.upper(curve.mu, 4)
+    assert "Rényi divergence of order 2" in cells
     assert "BSR(p=2), k=1, b=12" in written
     assert "dpmf report " + " ".join(MECHANISM) in written
     assert "dpmf.strategies.bsr(bandwidth=2)" in written
@@ -86,7 +87,7 @@ def test_the_numbers_are_those_of_the_api(written: str) -> None:
 def test_it_needs_nothing_but_itself(written: str) -> None:
     elements = Elements(written)
     names = [tag for tag, _ in elements.tags]
-    assert names.count("svg") == 2
+    assert names.count("svg") == 3  # δ(ε), the Gram matrix and the trade-off curve
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(names)
     for tag, attributes in elements.tags:
         for name, value in attributes.items():

@@ -57,6 +57,24 @@ def test_views_grow_and_say_what_is_next() -> None:
     assert grown[-1].curve_noise == 2.0
 
 
+def test_accountants_that_do_not_apply_have_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmf.web.view.compared", lambda mechanism: ["gaussian", "lattice"])
+    request = Request("bsr", 1, 4, 2.0, 1e-5, bandwidth=2)
+    assert [row.accountant for row in last_view(request).rows] == ["gaussian"]
+    asked_for = last_view(request, accountants=("gaussian", "lattice"))
+    assert [bool(row.problem) for row in asked_for.rows] == [False, True]
+
+
+def test_what_any_attack_can_achieve_is_shown() -> None:
+    """One batch: the Gaussian mechanism, whose μ is √k/σ."""
+    request = Request("dpsgd", 4, 1, 2.0, 1e-5, noise_multiplier=2.0)
+    view = last_view(request, accountants=("gaussian",), with_attacks=True)
+    assert float(dict(view.attacks)["μ (Gaussian DP, up to 1e-09)"]) == pytest.approx(1.0, rel=2e-3)
+    assert view.tradeoff["remove"][0] >= 1 - 1e-6
+    assert list(view.tradeoff["remove"]) == sorted(view.tradeoff["remove"], reverse=True)
+    assert View.from_dict(json.loads(json.dumps(view.to_dict()))) == view
+
+
 def test_a_calibration_that_ran_out_of_time_says_so() -> None:
     request = Request("bsr", 1, 4, 2.0, 1e-5, bandwidth=2)
     view = last_view(request, accountants=("renyi", "chain"), time_budget=1e-9)
