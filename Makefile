@@ -12,7 +12,7 @@ help:
 	@echo "make test       run all tests"
 	@echo "make unit       run the unit tests only; about two minutes"
 	@echo "make lint       ruff and mypy"
-	@echo "make benchmark  tightness and speed beside the peers, and docs/benchmarks.md; a quarter of an hour"
+	@echo "make benchmark  tightness and speed beside the peers, and docs/benchmarks.md; an hour"
 	@echo "make soundness  100,000 bounds against the truth, and docs/soundness.md; it resumes, too"
 	@echo "make fuzz       10,000 pieces of hostile input"
 	@echo "make faults     a hundred kills of a calibration, a figure run and a training run"
@@ -57,7 +57,7 @@ unit: $(VENV)/.full
 
 # docs/benchmarks.md. The other tables: .venv/bin/python -m benchmarks --help
 benchmark: $(VENV)/.full
-	$(BIN)/python -m benchmarks beside growth
+	$(BIN)/python -m benchmarks beside growth batchings
 
 # random-allocation wants an older numpy: an environment of its own, which computes its cells into the same database.
 # Without it everything else is computed all the same, and the page says what is missing.

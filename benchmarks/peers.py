@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# random-allocation caps numpy below what we use, and does not declare its need of pandas.
-REQUIREMENTS = {"random-allocation": ["random-allocation", "pandas"]}
+# random-allocation caps numpy below what we use, and does not declare its need of pandas. opake cannot be imported on
+# Python 3.11 and 3.12, and brings a torch of its own, of several gigabytes.
+REQUIREMENTS = {"random-allocation": ["random-allocation", "pandas"], "opake": ["opake[dpftrl]==0.16.1"]}
+PYTHONS = {"opake": (3, 13)}
 
 
 class PeerMissingError(ImportError):
@@ -24,15 +26,30 @@ def _last_line(error: subprocess.CalledProcessError) -> str:
     return said[-1].strip() if said else f"exit status {error.returncode}"
 
 
+def _interpreter(peer: str) -> str:
+    """A Python of the version that the peer needs."""
+    version = PYTHONS.get(peer, sys.version_info[:2])
+    if version == sys.version_info[:2]:
+        return sys.executable
+    name = "python{}.{}".format(*version)
+    # A shim of pyenv may be on the path for a version that is installed but not chosen.
+    managed = (Path.home() / ".pyenv" / "versions").glob("{}.{}.*/bin/".format(*version) + name)
+    for candidate in (shutil.which(name), *map(str, sorted(managed, reverse=True))):
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
+    raise PeerMissingError(f"{peer} needs Python {'{}.{}'.format(*version)}, which is not installed")
+
+
 def _python(peer: str) -> Path:
     """The interpreter of the peer's environment, which is made if it is not there."""
     home = ROOT / f".venv-{peer}"
     python = home / "bin" / "python"
     if (home / ".ready").exists():
         return python
+    interpreter = _interpreter(peer)
     print(f"installing {peer} into {home.name} ...", file=sys.stderr)
     try:
-        venv.create(home, with_pip=True, clear=True)
+        subprocess.run([interpreter, "-m", "venv", "--clear", home], check=True, capture_output=True, text=True)
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[peer]]
         subprocess.run(command, check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
@@ -43,12 +60,14 @@ def _python(peer: str) -> Path:
     return python
 
 
-def run(peer: str, program: str, argument: Any) -> Any:
-    """What `program` prints as JSON, given `argument` as JSON, in the peer's own environment."""
+def run(peer: str, program: str, argument: Any, seconds: float | None = None) -> Any:
+    """What `program` prints as JSON, given `argument` as JSON, in the peer's own environment, within some seconds."""
     command = [_python(peer), "-c", program, json.dumps(argument)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds)
         return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise PeerMissingError(f"{peer} has no answer within {seconds:g} s") from None
     except subprocess.CalledProcessError as error:
         raise PeerMissingError(f"{peer} does not work in .venv-{peer}: {_last_line(error)}") from None
     except (OSError, ValueError, IndexError) as error:

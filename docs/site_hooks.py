@@ -22,6 +22,8 @@ ORDER: dict[str, list[str]] = {
         "howto/report.md",
         "howto/compose.md",
         "howto/train-pytorch.md",
+        "howto/train-huggingface.md",
+        "howto/train-lightning.md",
         "howto/train-jax.md",
         "howto/reproduce.md",
     ],

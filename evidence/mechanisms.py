@@ -77,21 +77,22 @@ def drawn(results: Results, directory: Path) -> list[Path]:
     figure.set_size_inches(11, 3.6)
     for ax, shape in zip(axes, SHAPES, strict=True):
         labels: list[str] = []
-        named: set[str] = set()
+        there: set[str] = set()
         for place, (memory, epsilon) in enumerate((m, e) for m in MEMORIES for e in EPSILONS):
             labels.append(f"{'prefix' if memory is None else f'memory {memory:g}'}\nε = {epsilon:g}")
             errors = results.get(cell_of(shape, memory, epsilon), {}).get("errors", {})
             for offset, kind in enumerate(KINDS):
                 if kind in errors:
-                    words = None if kind in named else KINDS[kind]
-                    named.add(kind)
+                    words = None if kind in there else KINDS[kind]
+                    there.add(kind)
                     height = errors[kind] / errors["poisson"]
                     ax.bar(place + 0.2 * (offset - 1.5), height, 0.2, color=COLOURS[kind], label=words)
         ax.set(
             title=_words(shape, None).rsplit(",", 1)[0], xticks=range(len(labels)), xticklabels=labels, ylim=(0, 1.3)
         )
     axes[0].set_ylabel("error, DP-SGD with Poisson = 1")
-    axes[0].legend(frameon=False, fontsize="small")
+    named = {word: bar for ax in axes for bar, word in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=4, frameon=False)
     path, front = directory / "mechanisms.png", directory / "front.png"
     write_png(path, figure)
     write_png(front, front_picture(results))

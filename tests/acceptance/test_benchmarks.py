@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _page, beside, growth, peers
+from benchmarks import _page, batchings, beside, growth, peers
 
 DATA = _page.load()
 
@@ -89,10 +89,34 @@ def test_a_peer_that_cannot_be_installed_is_one_line_and_is_tried_again(
     assert not (tmp_path / ".venv-other" / ".ready").exists()
 
 
+def test_a_peer_without_its_python_or_its_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PYTHONS", {"other": (3, 99)})
+    with pytest.raises(peers.PeerMissingError, match=r"other needs Python 3\.99, which is not installed"):
+        peers.run("other", "", {})
+    monkeypatch.setattr(peers, "_python", lambda peer: Path(sys.executable))
+    with pytest.raises(peers.PeerMissingError, match=r"other has no answer within 0\.1 s"):
+        peers.run("other", "import time; time.sleep(9)", {}, 0.1)
+
+
+def test_every_batching_is_asked_and_shown() -> None:
+    asked = {(batching, who.partition(",")[0]) for batching, who, _ in batchings.questions(1.0)}
+    both = {(batching, who) for batching in ("fixed", "reshuffled", "cyclic Poisson") for who in ("dpmf", "opake")}
+    assert both | {("b-min-sep", "opake"), ("cyclic Poisson", "dp_accounting"), ("any", "dpmf")} == asked
+    assert batchings.error([1.0], 2.0) == pytest.approx(2 * 500.5**0.5)
+    row = {"batching": "fixed", "who": "opake, BSR(p=4)", "epsilon": 1.0, "sigma": 3.911, "error": 30.12,
+           "guarantee": "fails with probability 1e-06", "seconds": 200.0}  # fmt: skip
+    found = {"machine": "a machine", "load": 0.5, "minutes": 3.0, "code": "0.1.0+abc", "rows": [row]}
+    made = _page.page({**DATA, "batchings": found | {"peers": {"opake": "0.16.1"}}})
+    assert "| fixed | opake, BSR(p=4) | 3.911 | 30.12 | fails with probability 1e-06 | 200 |" in made
+    assert "opake 0.16.1" in made
+    kept = _page.records("batchings", found | {"peers": {}}, "code")
+    assert kept[1].cell.parameters == {"batching": "fixed", "who": "opake, BSR(p=4)", "epsilon": 1.0}
+
+
 def test_an_unknown_name_is_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "nonsense"], capture_output=True, text=True, cwd=peers.ROOT, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("benchmarks: unknown nonsense; there are beside, ")
+    assert done.stderr.startswith("benchmarks: unknown nonsense; there are batchings, beside, ")
     assert done.stderr.count("\n") == 1

@@ -47,6 +47,30 @@ def run(example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
+def test_adaptive_optimizers(example: Any) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("opacus")
+    adaptive = example("adaptive")
+    training, _, test = example("digits").data()
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(1, 20))
+    for make, rates in adaptive.OPTIMIZERS.values():
+        run = adaptive.train(mechanism, 0.3, make, rates[2], training, 0)
+        assert example("digits").accuracy(run.model, test) > 0.2  # guessing is 10 %
+
+
+def test_digits_with_jax(run: Any) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("jax_privacy")
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_disable_most_optimizations", True)  # it takes longer to compile than to train
+    try:
+        printed = run("jax_digits", "--epochs", "2", "--accountant", "gaussian", "--bandwidth", "1", "--epsilon", "40")
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    assert "(40.00, 0.0001)-DP" in printed
+    assert float(printed.split()[-2]) > 30  # guessing is 10 %
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_digits(run: Any, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")

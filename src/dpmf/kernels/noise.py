@@ -1,12 +1,16 @@
 """Standard normals as a function of a key and of their position, and the recurrences that correlate them.
 
 The generator is ChaCha, a counter-based stream cipher: 16 words of 32 bits from a 256-bit key and the number of a
-block. Pairs of 64 bits become pairs of normals by the Box-Muller transform, in double precision. Only additions,
-multiplications, divisions, square roots and explicit fused multiply-adds are used, which IEEE 754 rounds alike
-everywhere, and the compiler may not reorder them or fuse others: every machine draws the same bits.
+block. Its words become pairs of normals by the Box-Muller transform: four words for a pair in double precision, two for
+a pair in single precision. Only additions, multiplications, divisions, square roots and explicit fused multiply-adds
+are used, which IEEE 754 rounds alike everywhere, and the compiler may not reorder them or fuse others: every machine
+with a CPU draws the same bits. `gpu_noise` draws single-precision normals from the same words.
 
-A tile is `LANES` blocks, which the processor computes side by side, and `TILE` = 8·LANES normals. With words w₀ ... w₁₅
-of lane i in the tile, normals g·LANES + i and (4 + g)·LANES + i come from w₄g ... w₄g₊₃, for g = 0 ... 3.
+A tile is `LANES` blocks, which the processor computes side by side. With words w₀ ... w₁₅ of lane i in the tile, a tile
+in double precision has `TILE` = 8·LANES normals: g·LANES + i and (4 + g)·LANES + i come from w₄g ... w₄g₊₃, for
+g = 0 ... 3. One in single precision has `SINGLE_TILE` = 16·LANES: g·LANES + i and (8 + g)·LANES + i come from w₂g and
+w₂g₊₁, for g = 0 ... 7. The first word is the uniform variable behind the radius; where it is below 2¹⁶, word g of a
+second block (nonce 1 instead of 0) gives it 32 further bits, so that the tail is as fine as the rest.
 """
 
 from __future__ import annotations
@@ -15,14 +19,34 @@ import math
 
 import numpy as np
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 LANES = 64
-TILE = 8 * LANES
+TILE, SINGLE_TILE = 8 * LANES, 16 * LANES
+# Below this, the word behind a radius is continued by another one.
+SMALL = 1 << 16
 
 _U = np.uint32
 _PI_4 = math.pi / 4
 _LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
+
+
+# log(1 + f) = f − f²/2 + f³·(a polynomial) for 1 + f between √½ and √2, and sine and cosine up to π/4: the coefficients
+# of single precision in Moshier's Cephes library, the highest power first.
+LOGARITHM = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+# log 2 as a sum whose first part has few bits, so that its multiples are exact.
+LOG_2 = (0.693359375, -2.12194440e-4)
+
+_F = np.float32
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (_F(c) for c in LOGARITHM)
+_S0, _S1, _S2 = (_F(c) for c in SINE)
+_C0, _C1, _C2 = (_F(c) for c in COSINE)
+_LOG_2_HIGH, _LOG_2_LOW = (_F(c) for c in LOG_2)
 
 
 @intrinsic
@@ -30,6 +54,31 @@ def _fma(context, a, b, c):  # type: ignore[no-untyped-def]
     """a·b + c, rounded once. Asked for by name, it is the same everywhere; a processor without it takes longer."""
     double = types.float64
     return double(double, double, double), lambda _context, builder, _signature, given: builder.fma(*given)
+
+
+@intrinsic
+def _fmaf(context, a, b, c):  # type: ignore[no-untyped-def]
+    """The same in single precision."""
+    single = types.float32
+    return single(single, single, single), lambda _context, builder, _signature, given: builder.fma(*given)
+
+
+@intrinsic
+def _integer(context, x):  # type: ignore[no-untyped-def]
+    """The bits of a number in single precision."""
+    integer = types.int32
+    return integer(types.float32), lambda _context, builder, _signature, given: builder.bitcast(
+        given[0], _context.get_value_type(integer)
+    )
+
+
+@intrinsic
+def _single(context, x):  # type: ignore[no-untyped-def]
+    """The number in single precision that has these bits."""
+    single = types.float32
+    return single(types.int32), lambda _context, builder, _signature, given: builder.bitcast(
+        given[0], _context.get_value_type(single)
+    )
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -73,12 +122,12 @@ def _double_round(x: np.ndarray) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def chacha_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray) -> None:
+def chacha_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, nonce: int = 0) -> None:
     """Write the words of blocks tile · LANES ... (tile + 1) · LANES − 1; word k of lane i goes to x[k · LANES + i]."""
     start = np.empty(16, np.uint32)
     start[0], start[1], start[2], start[3] = 0x61707865, 0x3320646E, 0x79622D32, 0x6B206574
     start[4:12] = key
-    start[12], start[13], start[14], start[15] = 0, 0, 0, 0
+    start[12], start[13], start[14], start[15] = 0, 0, nonce, 0
     first = np.uint64(tile) * np.uint64(LANES)
     for word in range(16):
         x[word * LANES : (word + 1) * LANES] = start[word]
@@ -143,31 +192,100 @@ def _box_muller(words: np.ndarray, u: np.ndarray, bits: np.ndarray, first: np.nd
 
 
 @njit(cache=True, error_model="numpy")
+def _single_pair(a: np.ndarray, b: np.ndarray, t: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
+    """Turn two words of every lane into two normals. t is the lesser of u and 1 − u, for u behind the radius."""
+    one, half = _F(1), _F(0.5)
+    for i in range(LANES):
+        # u = (1 + f)·2^k with 1 + f in [√½, √2). Above ½ that comes from 1 − u, which is exact where u is near 1.
+        shifted = _integer(t[i]) + np.int32(0x3F800000 - 0x3F3504F3)
+        exponent = _F((shifted >> np.int32(23)) - np.int32(127))
+        fraction = _single((shifted & np.int32(0x007FFFFF)) + np.int32(0x3F3504F3)) - one
+        near = t[i] < _F(0.29289322)
+        above = a[i] >= _U(0x80000000)
+        k = (_F(0) if near else -one) if above else exponent
+        f = (-t[i] if near else one - _F(2) * t[i]) if above else fraction
+        z = f * f
+        y = _fmaf(_fmaf(_fmaf(_L0, f, _L1), f, _L2), f, _L3)
+        y = _fmaf(_fmaf(_fmaf(_fmaf(_fmaf(y, f, _L4), f, _L5), f, _L6), f, _L7), f, _L8)
+        y = _fmaf(-half, z, _fmaf(k, _LOG_2_LOW, y * f * z))
+        t[i] = np.sqrt(_F(-2) * _fmaf(k, _LOG_2_HIGH, f + y))
+    for i in range(LANES):
+        # An angle in (−π/4, π/4), and two bits for a rotation by multiples of π/2.
+        angle = (_F(np.int32(b[i] & _U(0x3FFFFFFF)) - np.int32(1 << 29)) + half) * _F(math.pi / 4 * 2.0**-29)
+        z = angle * angle
+        sine = _fmaf(_fmaf(_fmaf(_S0, z, _S1), z, _S2), z * angle, angle)
+        cosine = _fmaf(_fmaf(_fmaf(_C0, z, _C1), z, _C2), z * z, _fmaf(-half, z, one))
+        radius = t[i] if b[i] < _U(0x80000000) else -t[i]
+        turned = (b[i] & _U(0x40000000)) != 0
+        first[i] = radius * (-sine if turned else cosine)
+        second[i] = radius * (cosine if turned else sine)
+
+
+@njit(cache=True, error_model="numpy")
+def _single_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, drawn: np.ndarray) -> None:
+    """Write the normals of a tile in single precision; x is room for its words."""
+    chacha_tile(key, rounds, tile, x)
+    t = np.empty(LANES, np.float32)
+    for g in range(8):
+        a, b = x[2 * g * LANES : (2 * g + 1) * LANES], x[(2 * g + 1) * LANES : (2 * g + 2) * LANES]
+        least = _U(0xFFFFFFFF)
+        for i in range(LANES):
+            below = np.int32((a[i] if a[i] < _U(0x80000000) else ~a[i]) & _U(0x7FFFFFFF))
+            t[i] = (_F(below) + _F(0.5)) * _F(2.0**-32)
+            least = min(least, a[i])
+        if least < _U(SMALL):  # in one of a hundred tiles
+            more = np.empty(16 * LANES, np.uint32)
+            chacha_tile(key, rounds, tile, more, 1)
+            for i in range(LANES):
+                if a[i] < _U(SMALL):
+                    whole = (np.int64(a[i]) << 32) | np.int64(more[g * LANES + i])
+                    t[i] = _F(2 * whole + 1) * _F(2.0**-65)
+        _single_pair(a, b, t, drawn[g * LANES : (g + 1) * LANES], drawn[(8 + g) * LANES : (9 + g) * LANES])
+
+
+@njit(cache=True, error_model="numpy")
+def _double_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, drawn: np.ndarray) -> None:
+    """Write the normals of a tile in double precision; x is room for its words."""
+    chacha_tile(key, rounds, tile, x)
+    u = np.empty(LANES, np.float64)
+    bits = u.view(np.int64)
+    for g in range(4):
+        _box_muller(
+            x[4 * g * LANES : 4 * (g + 1) * LANES], u, bits,
+            drawn[g * LANES : (g + 1) * LANES], drawn[(4 + g) * LANES : (5 + g) * LANES],
+        )  # fmt: skip
+
+
+def _draw_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, drawn: np.ndarray) -> None:
+    """One of the two functions above, by the type of `drawn`."""
+    raise NotImplementedError("only compiled code calls this")
+
+
+@overload(_draw_tile)
+def _choose_tile(key, rounds, tile, x, drawn):  # type: ignore[no-untyped-def]
+    draw = _single_tile if drawn.dtype == types.float32 else _double_tile
+    return lambda key, rounds, tile, x, drawn: draw(key, rounds, tile, x, drawn)
+
+
+@njit(cache=True, error_model="numpy")
 def normals(key: np.ndarray, rounds: int, starts: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
     """Fill `out` with runs of normals: `counts[0]` of them from number `starts[0]` on, then those of the next run.
 
-    The key has eight words. Normals are rounded to the type of `out`. Runs that follow each other in one tile share it.
+    The key has eight words. Normals have the precision of `out`. Runs that follow each other in one tile share it.
     """
     x = np.empty(16 * LANES, np.uint32)
-    u = np.empty(LANES, np.float64)
-    bits = u.view(np.int64)
-    drawn = np.empty(TILE, np.float64)
+    drawn = np.empty(TILE * 8 // out.itemsize, out.dtype)
     current = -1
     done = 0
     for run in range(len(starts)):
         place = starts[run]
         stop = place + counts[run]
         while place < stop:
-            tile = place // TILE
-            skipped = place - tile * TILE
-            count = min(TILE - skipped, stop - place)
+            tile = place // len(drawn)
+            skipped = place - tile * len(drawn)
+            count = min(len(drawn) - skipped, stop - place)
             if tile != current:
-                chacha_tile(key, rounds, tile, x)
-                for g in range(4):
-                    _box_muller(
-                        x[4 * g * LANES : 4 * (g + 1) * LANES], u, bits,
-                        drawn[g * LANES : (g + 1) * LANES], drawn[(4 + g) * LANES : (5 + g) * LANES],
-                    )  # fmt: skip
+                _draw_tile(key, rounds, tile, x, drawn)
                 current = tile
             out[done : done + count] = drawn[skipped : skipped + count]
             place += count

@@ -4,6 +4,7 @@
 |---|---|---|
 | `BatchSampler` | batches, for torch, numpy and JAX | |
 | `NoiseStream` | the rows of C⁻¹Z in bounded memory, on numpy or torch | |
+| `noise_levels` | how much noise each step adds | |
 | `make_private` | model, optimizer, dataset, mechanism → private training with Opacus | torch, opacus |
 | `huggingface` | the same for a `Trainer` of transformers | transformers |
 | `lightning` | the same for a `Trainer` of Lightning | lightning |
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dpmf.training import checkpoint as checkpoint
     from dpmf.training import jax as jax
     from dpmf.training import sharding as sharding
+    from dpmf.training.levels import noise_levels as noise_levels
     from dpmf.training.noise import NoiseStream as NoiseStream
     from dpmf.training.opacus import PrivateTraining as PrivateTraining
     from dpmf.training.opacus import make_private as make_private
@@ -31,10 +33,20 @@ _HOME = {
     "NoiseStream": "noise",
     "PrivateTraining": "opacus",
     "make_private": "opacus",
+    "noise_levels": "levels",
 }
 _MODULES = ("checkpoint", "huggingface", "jax", "lightning", "sharding")
 
-__all__ = ["BatchSampler", "NoiseStream", "PrivateTraining", "checkpoint", "jax", "make_private", "sharding"]
+__all__ = [
+    "BatchSampler",
+    "NoiseStream",
+    "PrivateTraining",
+    "checkpoint",
+    "jax",
+    "make_private",
+    "noise_levels",
+    "sharding",
+]
 
 
 def __getattr__(name: str) -> Any:

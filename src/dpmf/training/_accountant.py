@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from opacus.accountants import IAccountant
@@ -12,12 +10,11 @@ from opacus.accountants.registry import register_accountant
 
 from dpmf import api, validation
 from dpmf.accountants.protocol import PreparedAccountant
-from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.training._curve import Curve, Question
 from dpmf.training._overflow import Cut
-from dpmf.training._schedule import Schedule
+from dpmf.training._schedule import Schedule, first_part
 from dpmf.training.noise import strategy_digest
 
 NAME = "dpmf"
@@ -111,7 +108,7 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         """The question what the first steps have spent."""
         mechanism, accountant = self._configured(), self._accountant
         if steps < Schedule.of(mechanism.batching).steps:
-            mechanism = _first(mechanism, steps)
+            mechanism = first_part(mechanism, steps)
         if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
             accountant = api.DEFAULT_ACCOUNTANT  # it was prepared for the whole, this is a part
         return Question(mechanism, sigma, delta, accountant)
@@ -138,33 +135,6 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
             raise ArgumentError("state_dict", f"must be of {mechanism.name}, this one is of another mechanism")
         super().load_state_dict(state_dict)
         self.history = [(float(s), float(r), int(n)) for s, r, n in state_dict["history"]]
-
-
-def _first(mechanism: Mechanism, steps: int) -> Mechanism:
-    """A first part of the mechanism that covers these steps, or the whole where its strategy has no such part."""
-    try:
-        return Mechanism(mechanism.strategy, _first_part(mechanism.batching, steps))
-    except ValueError:
-        return mechanism
-
-
-def _first_part(batching: AnyBatching, steps: int) -> AnyBatching:
-    b = batching.batches_per_epoch
-    if batching.fixed:
-        return BallsInBins.from_iterations(max(steps, b), b)
-    epochs = math.ceil(steps / b)
-    if isinstance(batching, Poisson):
-        return replace(batching, epochs=epochs)
-    assert isinstance(batching, BallsInBins)
-    m = batching.rethrow_every or 1
-    throws = math.ceil(epochs / m)
-    return BallsInBins(
-        throws * m,
-        b,
-        rethrow_every=batching.rethrow_every,
-        stride=batching.stride,
-        gap=batching.gap if throws > 1 else None,
-    )
 
 
 def register() -> None:

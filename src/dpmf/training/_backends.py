@@ -1,8 +1,12 @@
-"""The operations on flat arrays that streaming noise needs: compiled ones on a CPU, those of torch on a GPU."""
+"""The operations on flat arrays that streaming noise needs: compiled ones on a CPU, those of torch on another device.
+
+On a GPU with Triton `dpmf.training._gpu` takes the place of the latter.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import struct
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -25,6 +29,7 @@ class Backend(Protocol):
     """Flat arrays of one dtype, processed `chunk` elements at a time; what is kept has one row per copy."""
 
     chunk: int
+    fused: bool  # False; `_gpu.TritonBackend`, where it is True, has `add_row` in place of most of what follows
 
     def kept(self, copies: int, size: int) -> Any: ...
     def empty(self, size: int) -> Any: ...
@@ -41,6 +46,8 @@ class Backend(Protocol):
 
 class CpuBackend:
     """numpy arrays and compiled loops. torch sees the same memory."""
+
+    fused = False
 
     def __init__(self, dtype: str, as_given: Callable[[Any], Any] = lambda x: x):
         self.chunk = CHUNK
@@ -90,6 +97,7 @@ class DeviceBackend:
     """torch on another device: the elements of every tile of an array come from torch's generator with its own seed."""
 
     chunk = 1 << 62
+    fused = False
 
     def __init__(self, dtype: str, device: Any):
         import torch
@@ -107,7 +115,10 @@ class DeviceBackend:
 
     def draw(self, source: Source, step: int, array: int, whole: int, runs: tuple[Indices, Indices]) -> Any:
         if source.secure:
-            raise errors.ArgumentError("source", "must be fast on a GPU: the secure generator runs on the CPU")
+            raise errors.ArgumentError(
+                "source", f"must be fast on {self._device} in {self._dtype}: the secure generator runs on a CPU, and "
+                "in float32 on a GPU with Triton",
+            )  # fmt: skip
         out = self.empty(int(runs[1].sum()))
         done, current, drawn = 0, -1, out
         for start, count in zip(*(r.tolist() for r in runs), strict=True):
@@ -168,7 +179,7 @@ class DeviceBackend:
         return self._torch.tensor(x, dtype=self._dtype, device=self._device)
 
 
-def make(name: str, dtype: str, device: Any) -> Backend:
+def make(name: str, dtype: str, device: Any) -> Any:
     if validation.choice("backend", name, ("numpy", "torch")) == "numpy":
         if device is not None:
             raise validation.wrong("device", "given with backend torch only", device)
@@ -179,4 +190,8 @@ def make(name: str, dtype: str, device: Any) -> Backend:
         raise errors.missing_extra("torch", "torch", "backend torch") from None
     if device is None or torch.device(device).type == "cpu":
         return CpuBackend(dtype, torch.from_numpy)
+    if torch.device(device).type == "cuda" and dtype == "float32" and importlib.util.find_spec("triton") is not None:
+        from dpmf.training._gpu import TritonBackend
+
+        return TritonBackend(device)
     return DeviceBackend(dtype, device)

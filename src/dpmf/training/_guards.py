@@ -168,11 +168,11 @@ class Passes:
                 token = _Token()
                 tensor.grad_fn.metadata["dpmf"] = token  # it lives as long as the graph does
                 self._alive.append(weakref.ref(token))
-                tensor.register_hook(self._check)
+                tensor.register_hook(partial(self._check, tensor.detach(), self._alive[-1]))
 
-    def _check(self, gradient: Any) -> None:
+    def _check(self, output: Any, token: Any, gradient: Any) -> None:
         for root in _roots():
-            problem = loss_problem(root, self._reduction, gradient=gradient)
+            problem = loss_problem(root, self._reduction, output=(output, gradient, token()))
             if problem is not None:
                 raise TrainingError(problem)
 
@@ -209,10 +209,14 @@ def _roots() -> list[Any]:
 
 # What a loss may be the result of without another scale, as torch names the steps of a backward pass.
 _TRANSPARENT = tuple(f"{name}Backward" for name in ("Add", "Neg", "View", "Squeeze", "ToCopy", "UnsafeView", "Clone"))
+_SHAPES = (
+    *_TRANSPARENT,
+    *(f"{name}Backward" for name in ("LogSoftmax", "Transpose", "Permute", "Slice", "ReshapeAlias", "T")),
+)
 _MEAN, _SUM = 1, 2  # as torch numbers them
 
 
-def loss_problem(loss: Any, declared: str, *, gradient: Any = None, records: int = 0) -> str | None:
+def loss_problem(loss: Any, declared: str, *, output: Any = None, records: int = 0) -> str | None:
     """What is wrong with how a loss combines records, as far as its graph shows; None if nothing is.
 
     The gradient of a record must not depend on other records. Opacus multiplies gradients by the size of the batch if
@@ -221,7 +225,7 @@ def loss_problem(loss: Any, declared: str, *, gradient: Any = None, records: int
     Args:
       loss: what backward() was called on.
       declared: "mean" or "sum".
-      gradient: that of an output of the model, in a hook of the backward pass.
+      output: in a hook of the backward pass, an output of the model, its gradient, and the mark of its node.
       records: before the backward pass, how many records there are.
     """
     kinds: set[str] = set()
@@ -236,7 +240,7 @@ def loss_problem(loss: Any, declared: str, *, gradient: Any = None, records: int
             kinds.add("sum")
         elif reduction == _MEAN or name.startswith("MeanBackward"):
             kinds.add("mean")
-            if name.startswith("NllLoss") and _unequal_labels(node, gradient, records):
+            if name.startswith("NllLoss") and _unequal_labels(node, output, records):
                 return (
                     "the loss divides by the number of labels in the batch, and records have different numbers of "
                     "them, so that a record changes the gradients of others: average over the labels of each record "
@@ -262,16 +266,27 @@ def _by_one(node: Any) -> bool:
         return False
 
 
-def _unequal_labels(node: Any, gradient: Any, records: int) -> bool:
-    """Whether records have different numbers of labels. Positions whose label is ignored have no gradient at all."""
-    if gradient is None:
-        labels = node._saved_target
-        counted = labels != node._saved_ignore_index
-        if not records or labels.numel() % records:
+def _unequal_labels(node: Any, output: Any, records: int) -> bool:
+    """Whether records have different numbers of labels.
+
+    Before the backward pass the labels are known. Within it they are gone, and what is looked for are positions without
+    any gradient although the model is not certain about them: their labels were ignored.
+    """
+    if output is None:
+        if not records or node._saved_target.numel() % records:
             return False
-        counts = counted.reshape(records, -1).sum(dim=1)
-    elif gradient.ndim < 2 or len(gradient) == 0:
-        return False
+        counts = (node._saved_target != node._saved_ignore_index).reshape(records, -1).sum(dim=1)
     else:
-        counts = (gradient == 0).all(dim=-1).reshape(len(gradient), -1).sum(dim=1)
+        logits, gradient, mark = output
+        for _ in range(10):  # from the loss to the output, unless there is more than a change of shape between them
+            node = node.next_functions[0][0] if node.next_functions else None
+            if node is None or node.metadata.get("dpmf") is mark:
+                break
+            if not node.name().startswith(_SHAPES):
+                return False
+        if node is None or gradient.ndim < 2 or len(gradient) == 0:
+            return False
+        uncertain = (logits.float().softmax(dim=-1) > 1e-30).sum(dim=-1) > 1
+        ignored = (gradient == 0).all(dim=-1) & uncertain
+        counts = ignored.reshape(len(gradient), -1).sum(dim=1)
     return bool((counts != counts[0]).any())

@@ -168,13 +168,12 @@ class _CorrelatedNoise:
             flat.append(p.summed_grad.to(wide).contiguous().view(-1))
 
         # With several ranks, each adds the noise of its own share of the elements; the sum over ranks has all of it.
-        first = [shard.offset[0] if self._world > 1 else 0 for shard in self.noise.shards]
-
-        def take(array: int, start: int, piece: Any) -> None:
-            gradient, at = flat[array], first[array] + start
-            gradient[at : at + len(piece)].add_(piece.to(gradient.device), alpha=scale)
-
-        self.noise.feed(take)
+        firsts = [shard.offset[0] if self._world > 1 else 0 for shard in self.noise.shards]
+        mine = [
+            gradient[first : first + shard.size]
+            for gradient, first, shard in zip(flat, firsts, self.noise.shards, strict=True)
+        ]
+        self.noise.add_to(mine, scale)
         for p, gradient in zip(self.params, flat, strict=True):
             p.grad = gradient.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpmf import validation
-from dpmf.batching import BallsInBins, Batching, Poisson
+from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError
 from dpmf.numerics import FLOOR, UNIT
 
@@ -55,7 +55,7 @@ class Cut:
       max_batch_size: B. A bin with more records is cut to its first B.
     """
 
-    batching: Batching
+    batching: AnyBatching
     records: int
     max_batch_size: int
 
@@ -128,7 +128,7 @@ def _without(delta: float, share: float) -> float:
     return math.nextafter(delta * (1 - share), 0.0)
 
 
-def checked_cut(batching: Batching, records: int, max_batch_size: int | None, max_records: int | None) -> Cut | None:
+def checked_cut(batching: AnyBatching, records: int, max_batch_size: int | None, max_records: int | None) -> Cut | None:
     """The cut that a sampler makes, from the arguments of the same names; None if it makes none."""
     if max_batch_size is None:
         if max_records is not None:

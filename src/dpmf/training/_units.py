@@ -56,6 +56,14 @@ class Units:
         """How many records every user has."""
         return np.diff(self._starts)
 
+    @property
+    def table(self) -> IndexArray:
+        """The records of every user in a row, filled up with −1, and a last row for nobody."""
+        found = np.full((len(self) + 1, int(self.sizes.max())), -1, dtype=np.int64)
+        place = np.arange(len(self.of)) - self._starts[self.of[self._order]]
+        found[self.of[self._order], place] = self._order
+        return found
+
     def records_of(self, users: IndexArray) -> IndexArray:
         """All records of some users, user by user."""
         parts = [self._order[self._starts[user] : self._starts[user + 1]] for user in users]

@@ -9,9 +9,10 @@ gradients. C is the strategy as given, for which the noise multiplier was calibr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,8 +28,9 @@ from dpmf.training._schedule import Schedule, description
 from dpmf.training._shards import Shard
 from dpmf.training._sources import SOURCES, make_source
 
-# What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64, format 3 from ChaCha.
-FORMAT = 3
+# What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64. Format 3 drew from ChaCha
+# in double precision; since format 4 single-precision normals have a transform of their own.
+FORMAT = 4
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
@@ -57,7 +59,7 @@ class NoiseStream:
       shards: for every array the part of it that this process draws and keeps, if not all of it
         (`dpmf.training.sharding`). All processes need the same `seed`.
       seed: an integer that makes an experiment repeatable; by default a secret from the operating system.
-      source: "fast" (ChaCha with 8 rounds), or "secure" (ChaCha20; CPU only).
+      source: "fast" (ChaCha with 8 rounds), or "secure" (ChaCha20; on a CPU, or with Triton on a GPU).
       dtype: the precision of the noise, "float32" or "float64".
       backend: "numpy" or "torch".
       device: with torch, where the noise is made.
@@ -99,7 +101,7 @@ class NoiseStream:
         limit = validation.integer("max_copies", max_copies, at_least=0)
         self.plan = make_plan(mechanism.strategy, self.iterations, limit)
         self._source = make_source(source, seed)
-        self._backend = _backends.make(backend, self.dtype, device)
+        self._backend: Any = _backends.make(backend, self.dtype, device)
         self._step = 0
         self._broken = False
         self._kept: list[Any] | None = None
@@ -140,6 +142,34 @@ class NoiseStream:
           take: called with each piece as `take(array, first element, piece)`. If there are shards, elements are those
             of the shard.
         """
+        with self._one_step() as rows:
+            for array, shard in enumerate(self.shards):
+                if self._backend.fused:
+                    whole = self._backend.kept(1, shard.size)[0]
+                    self._add_rows(rows, array, whole, self.plan.scale)
+                    take(array, 0, whole)
+                    continue
+                for start in range(0, shard.size, self._backend.chunk):
+                    count = min(self._backend.chunk, shard.size - start)
+                    take(array, start, self._backend.handed_over(self._sum(rows, array, start, count)))
+
+    def add_to(self, targets: Sequence[Any], scale: float) -> None:
+        """Add `scale` times the noise of the next step to flat torch tensors, one for every shard, in place."""
+
+        def take(array: int, start: int, piece: Any) -> None:
+            target = targets[array]
+            target[start : start + len(piece)].add_(piece.to(target.device), alpha=scale)
+
+        if not all(self._backend.fused and self._backend.can_add_to(target) for target in targets):
+            self.feed(take)
+            return
+        with self._one_step() as rows:
+            for array, target in enumerate(targets):
+                self._add_rows(rows, array, target, scale * self.plan.scale)
+
+    @contextlib.contextmanager
+    def _one_step(self) -> Iterator[list[int]]:
+        """The rows of the next step; the step is made at the end of the block."""
         if self._broken:
             raise TrainingError("the noise of the last step was interrupted half-way: restore a saved state")
         if self._step >= self.steps:
@@ -148,22 +178,29 @@ class NoiseStream:
                 "another step would not be covered by the guarantee"
             )
         self._broken = True
-        first, *more = self._schedule.rows(self._step)
-        for array, shard in enumerate(self.shards):
-            for start in range(0, shard.size, self._backend.chunk):
-                count = min(self._backend.chunk, shard.size - start)
-                piece = self._piece(first, array, start, count)
-                if more:
-                    total = self._backend.kept(1, count)[0]
-                    self._backend.add(total, piece, 1.0)
-                    for t in more:
-                        self._backend.add(total, self._piece(t, array, start, count), 1.0)
-                    piece = total
-                if self.plan.scale != 1.0:
-                    piece = self._backend.scaled(piece, self.plan.scale)
-                take(array, start, self._backend.handed_over(piece))
+        yield list(self._schedule.rows(self._step))
         self._step += 1
         self._broken = False
+
+    def _add_rows(self, rows: list[int], array: int, target: Any, factor: float) -> None:
+        """Add rows of the noise of an array to a tensor on the device, by a kernel that does everything."""
+        last = self.iterations - 1
+        for t in rows:
+            self._backend.add_row(
+                target, factor, self._source, self.plan, lambda at: self._weights(min(at, last)), t, array,
+                self.shards[array], self._past[array],
+            )  # fmt: skip
+
+    def _sum(self, rows: list[int], array: int, start: int, count: int) -> Any:
+        """The sum of some elements of several rows."""
+        piece = self._piece(rows[0], array, start, count)
+        if len(rows) > 1:
+            total = self._backend.kept(1, count)[0]
+            self._backend.add(total, piece, 1.0)
+            for t in rows[1:]:
+                self._backend.add(total, self._piece(t, array, start, count), 1.0)
+            piece = total
+        return piece if self.plan.scale == 1.0 else self._backend.scaled(piece, self.plan.scale)
 
     def _piece(self, t: int, array: int, start: int, count: int) -> Any:
         """Elements start ... of this process's part of row t of C⁻¹Z, unscaled. The next call overwrites them."""

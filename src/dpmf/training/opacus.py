@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dpmf import api, errors, validation
@@ -17,6 +18,7 @@ from dpmf.training import _target, sharding
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
+from dpmf.training.levels import noise_levels
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sampler import BatchSampler
 
@@ -75,6 +77,15 @@ class PrivateTraining(Resumable):
           in the background.
         """
         return float(self.accountant.get_epsilon(delta))
+
+    @cached_property
+    def noise_levels(self) -> Any:
+        """The standard deviation of the noise in the gradient that the optimizer gets, for every step, as an array.
+
+        For corrections of the second moment of Adam and the like, which it is a part of.
+        """
+        divisor = self.sampler.expected_batch_size if self.optimizer.loss_reduction == "mean" else 1.0
+        return noise_levels(self.mechanism, self.noise_multiplier) * self.max_grad_norm / divisor
 
     def precompute_epsilon(self, delta: float, steps: Iterable[int] | None = None) -> None:
         """Begin to compute the answers of `get_epsilon` in the background, in another process.

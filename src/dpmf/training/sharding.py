@@ -169,12 +169,7 @@ def add_noise(gradients: Sequence[Any], noise: NoiseStream, scale: float) -> Non
     local = [getattr(gradient, "to_local", lambda g=gradient: g)() for gradient in gradients]
     if [tuple(part.shape) for part in local] != [shard.shape for shard in noise.shards]:
         raise ArgumentError("gradients", "must be sharded like the noise, they have other shapes on this rank")
-
-    def take(array: int, start: int, piece: Any) -> None:
-        flat[array][start : start + len(piece)].add_(piece, alpha=scale)
-
-    flat = [part.detach().view(-1) for part in local]
-    noise.feed(take)
+    noise.add_to([part.detach().view(-1) for part in local], scale)
 
 
 def _part_names(path: Path, noise: NoiseStream, world: int) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpmf.kernels.noise import LANES, TILE, chacha_tile, combine, drain, normals
+from dpmf.kernels.noise import LANES, SINGLE_TILE, SMALL, TILE, _single_pair, chacha_tile, combine, drain, normals
 
 MASK = 0xFFFFFFFF
 
 
-def slow_block(key: list[int], rounds: int, block: int) -> list[int]:
-    """One block of ChaCha with a 64-bit counter and a zero nonce, written from its description."""
-    start = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574, *key, block & MASK, block >> 32, 0, 0]
+def slow_block(key: list[int], rounds: int, block: int, nonce: int = 0) -> list[int]:
+    """One block of ChaCha with a 64-bit counter and a 64-bit nonce, written from its description."""
+    start = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574, *key, block & MASK, block >> 32, nonce, 0]
     x = list(start)
 
     def turn(a: int, b: int, d: int, left: int) -> None:
@@ -31,9 +31,9 @@ def slow_block(key: list[int], rounds: int, block: int) -> list[int]:
     return [(value + first) & MASK for value, first in zip(x, start, strict=True)]
 
 
-def words(key: list[int], rounds: int, tile: int) -> np.ndarray:
+def words(key: list[int], rounds: int, tile: int, nonce: int = 0) -> np.ndarray:
     out = np.empty(16 * LANES, np.uint32)
-    chacha_tile(np.array(key, np.uint32), rounds, tile, out)
+    chacha_tile(np.array(key, np.uint32), rounds, tile, out, nonce)
     return out.reshape(16, LANES)
 
 
@@ -46,10 +46,10 @@ def test_published_blocks_of_chacha() -> None:
 @pytest.mark.parametrize("tile", [0, 3, 2**26 - 1, 2**26, 2**40])
 def test_words_are_those_of_the_slow_cipher(tile: int) -> None:
     key = [int(word) for word in np.random.default_rng(1).integers(0, 2**32, 8)]
-    for rounds in (8, 20):
-        fast = words(key, rounds, tile)
+    for rounds, nonce in ((8, 0), (8, 1), (20, 0)):
+        fast = words(key, rounds, tile, nonce)
         for lane in (0, 1, LANES - 1):
-            assert fast[:, lane].tolist() == slow_block(key, rounds, tile * LANES + lane)
+            assert fast[:, lane].tolist() == slow_block(key, rounds, tile * LANES + lane, nonce)
 
 
 def slow_normals(key: list[int], rounds: int, tile: int) -> np.ndarray:
@@ -78,7 +78,53 @@ def test_normals_are_those_of_the_slow_transform() -> None:
         fast = drawn(0, len(slow), rounds=rounds)
         # The twin's angles of up to 2π are rounded, and the radius multiplies that: a few units in 10⁻¹⁵.
         np.testing.assert_allclose(fast, slow, rtol=0, atol=32 * np.finfo(float).eps)
-        assert np.array_equal(drawn(0, len(slow), np.float32, rounds), fast.astype(np.float32))
+
+
+def slow_single(key: list[int], rounds: int, tile: int) -> tuple[np.ndarray, int]:
+    """The same in single precision, and how many radii came from 64 bits."""
+    w, more = (words(key, rounds, tile, nonce).astype(np.uint64) for nonce in (0, 1))
+    out = np.empty((16, LANES))
+    for g in range(8):
+        a, b = w[2 * g : 2 * g + 2]
+        longer = ((a << np.uint64(32) | more[g]).astype(float) + 0.5) / 2.0**64
+        uniform = np.where(a < SMALL, longer, (a.astype(float) + 0.5) / 2.0**32)
+        angle = np.pi / 2 * (((b & np.uint64(2**30 - 1)).astype(float) + 0.5) / 2**30 - 0.5)
+        angle += np.pi / 2 * (b >> np.uint64(30)).astype(float)
+        radius = np.sqrt(-2 * np.log(uniform))
+        out[g], out[8 + g] = radius * np.cos(angle), radius * np.sin(angle)
+    return out.reshape(-1), int(np.sum(w[::2] < SMALL))
+
+
+# Among these are two for either number of rounds that have a radius from 64 bits.
+TILES = (0, 1, 107, 368, 471, 501, 2**40)
+
+
+def test_single_precision_is_that_of_the_slow_transform() -> None:
+    for rounds in (8, 20):
+        slow, longer = zip(*(slow_single(list(range(8)), rounds, tile) for tile in TILES), strict=True)
+        assert sum(longer) == 2
+        fast = np.concatenate([drawn(tile * SINGLE_TILE, SINGLE_TILE, np.float32, rounds) for tile in TILES])
+        np.testing.assert_allclose(fast, np.concatenate(slow), rtol=8 * np.finfo(np.float32).eps, atol=0)
+
+
+def test_every_radius_and_angle_in_single_precision() -> None:
+    """The words at which the logarithm changes its formula, and the extremes, where rounding could do harm."""
+    edges = [0, 1, SMALL - 1, SMALL, 2**30, 2**31 - 1, 2**31, 3_037_000_500, 2**32 - 2**24, 2**32 - 2, 2**32 - 1]
+    a = np.resize(np.array(edges, np.uint64), LANES)
+    b = np.sort(np.resize(np.array([0, 1, 2**29, 2**30 - 1, 2**30, 2**31 - 1, 2**31, MASK], np.uint64), LANES))
+    uniform = (a.astype(float) + 0.5) / 2.0**32
+    lesser = ((np.minimum(a, MASK - a).astype(float) + 0.5) / 2.0**32).astype(np.float32)
+    first, second = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    _single_pair(a.astype(np.uint32), b.astype(np.uint32), lesser, first, second)
+    radius = np.sqrt(-2 * np.where(a < 2**31, np.log(uniform), np.log1p(-((MASK - a).astype(float) + 0.5) / 2.0**32)))
+    angle = (
+        np.pi
+        / 2
+        * (((b & np.uint64(2**30 - 1)).astype(float) + 0.5) / 2**30 - 0.5 + (b >> np.uint64(30)).astype(float))
+    )
+    np.testing.assert_allclose(np.hypot(first, second, dtype=float), radius, rtol=5e-7)
+    np.testing.assert_allclose(first, radius * np.cos(angle), rtol=1e-6)
+    np.testing.assert_allclose(second, radius * np.sin(angle), rtol=1e-6)
 
 
 def test_any_part_can_be_drawn_alone() -> None:

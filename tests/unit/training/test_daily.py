@@ -72,6 +72,7 @@ LOSSES: dict[str, tuple[Callable[[Any, Any], Any], str | None]] = {
     "sum of squares": (lambda z, y: functional.mse_loss(z, z.detach() + 1, reduction="sum"), "sum"),
     "sum, divided": (lambda z, y: functional.cross_entropy(z, y, reduction="sum") / max(len(y), 1), None),
     "two means": (lambda z, y: functional.cross_entropy(z, y) + z.square().mean(), None),
+    "certain predictions": (lambda z, y: functional.cross_entropy(z * 0 + 1e4 * functional.one_hot(y, 3), y), None),
     "ignored labels": (
         lambda z, y: functional.cross_entropy(z, torch.where(torch.arange(len(y)) == 0, -100, y)),
         "different numbers",
@@ -89,7 +90,7 @@ def test_how_the_loss_combines_records(name: str) -> None:
         wrong = (
             kind is not None and kind != declared
             if declared == "mean"
-            else name in ("mean", "two means") or (name == "ignored labels")
+            else name in ("mean", "two means", "certain predictions") or (name == "ignored labels")
         )
         if wrong:
             with pytest.raises(TrainingError, match=r"the loss (is a|divides)"):

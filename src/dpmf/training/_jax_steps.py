@@ -1,0 +1,380 @@
+"""Private training for compiled steps: batches and noise as pure functions of one state, which is a tree of arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpmf import api, validation
+from dpmf.errors import ArgumentError, TrainingError
+from dpmf.mechanism import Mechanism
+from dpmf.results import Calibration, PrivacyBound
+from dpmf.training import _target, checkpoint
+from dpmf.training._jax_noise import checked, jax_privacy, privatizer
+from dpmf.training._jax_trees import packed, unpacked
+from dpmf.training._overflow import Cut
+from dpmf.training._schedule import Schedule, description, first_part
+from dpmf.training._sources import new_key
+from dpmf.training._units import Units
+from dpmf.training.journal import Journal
+from dpmf.training.noise import strategy_digest
+from dpmf.training.sampler import BatchSampler
+
+_PURPOSES = ("noise", "bins", "groups")  # each has a key of its own
+_SMALL_SHARE = 2.0**-10  # of δ, for batches whose size is chosen here
+
+
+class State(NamedTuple):
+    """What a run is resumed from, as arrays. It is as secret as the data.
+
+    Attributes:
+      identity: a digest of the mechanism, the data's size and the settings. With another one, updates are NaN: a state
+        goes on only with what it began with.
+      keys: those of the noise, of bins and of groups, two words each.
+      noise: the number of steps made so far, and what is kept of past noise.
+    """
+
+    identity: Any
+    keys: Any
+    noise: Any
+
+
+class Batch(NamedTuple):
+    """The records of one step, in arrays of one shape for all steps.
+
+    Attributes:
+      indices: of records; 0 where there is none. With users, one row for each.
+      real: where there is a record.
+    """
+
+    indices: Any
+    real: Any
+
+
+class Private:
+    """Batches and noise of a private run, as functions that can be compiled. `make_private` makes it.
+
+    Attributes:
+      mechanism: strategy and batching.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      clip_norm: the norm to which the gradient of a record (or user) is clipped.
+      expected_batch_size: what sums are divided by.
+      cut: what it costs in δ that longer batches are cut.
+      calibration: how σ was found, if it was calibrated.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        sampler: BatchSampler,
+        noise_multiplier: float,
+        clip_norm: float,
+        calibration: Calibration | None,
+        proved: tuple[float, float] | None,
+        accountant: api.AnyAccountant,
+        key: bytes,
+        dtype: Any,
+    ):
+        self._jax = jax_privacy()[0]
+        assert sampler.cut is not None
+        self.mechanism, self.noise_multiplier, self.clip_norm = mechanism, noise_multiplier, clip_norm
+        self.expected_batch_size, self.cut = sampler.expected_batch_size, sampler.cut
+        self.calibration = calibration
+        self.journal = Journal()
+        self._schedule = Schedule.of(mechanism.batching)
+        self._balls, self._units, self._dtype = sampler.balls, sampler.units, dtype
+        self._proved, self._accountant = proved, accountant
+        hashes = (hashlib.sha256(f"dpmf JAX {purpose}".encode() + key).digest()[:8] for purpose in _PURPOSES)
+        self._keys = np.stack([np.frombuffer(one, dtype="<u4") for one in hashes]).astype(np.uint32)
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return self._schedule.steps
+
+    @property
+    def max_batch_size(self) -> int:
+        """The number of rows of every batch."""
+        return self.cut.max_batch_size
+
+    @cached_property
+    def _identity(self) -> np.ndarray[Any, Any]:
+        batching = self.mechanism.batching
+        parts = (
+            strategy_digest(self.mechanism.strategy, batching.iterations),
+            sorted(description(batching).items(), key=lambda item: item[0]),
+            self._balls,
+            None if self._units is None else self._units.digest,
+            (self.noise_multiplier, self.clip_norm, self.expected_batch_size, self.max_batch_size, str(self._dtype)),
+        )
+        return np.frombuffer(hashlib.sha256(repr(parts).encode()).digest()[:16], dtype="<u4").astype(np.uint32)
+
+    def _probe(self, state: State) -> np.ndarray[Any, Any]:
+        """Bits drawn from the state's keys: they show whether this version of JAX still draws those of a checkpoint."""
+        return np.stack([np.asarray(self._jax.random.bits(key, (4,))) for key in state.keys])
+
+    def _privatizer(self, keys: Any) -> Any:
+        return privatizer(
+            self.mechanism,
+            noise_multiplier=self.noise_multiplier,
+            l2_sensitivity=self.clip_norm / self.expected_batch_size,
+            prng_key=keys[0],
+            dtype=self._dtype,
+        )
+
+    @property
+    def noise(self) -> Any:
+        """The optax transformation that adds the noise of the next step, for the front of an `optax.chain`.
+
+        **Formal guarantees.** With `batch` and `gradient` (or any function whose result one record, or user, changes by
+        at most clip_norm/expected_batch_size) the outputs are those of the mechanism. A state must be used once: two
+        different updates from one state have the same noise. Compiled code cannot raise: after the last step, and with
+        a state of other settings, the result is NaN, so that nothing is released.
+        """
+        import optax
+
+        numpy = self._jax.numpy
+
+        def init(parameters: Any) -> State:
+            keys = numpy.asarray(self._keys)
+            return State(numpy.asarray(self._identity), keys, self._privatizer(keys).init(parameters))
+
+        def update(clipped: Any, state: State, parameters: Any = None) -> tuple[Any, State]:
+            noisy, noise = self._privatizer(state.keys).update(clipped, state.noise, parameters)
+            mine = (state.identity == self._identity).all()
+            safe = self._jax.tree.map(lambda g: numpy.where(mine, g, numpy.nan).astype(g.dtype), noisy)
+            return safe, state._replace(noise=noise)
+
+        return optax.GradientTransformation(init, update)
+
+    def state(self, tree: Any) -> State:
+        """The one `State` in a tree, such as the state of an `optax.chain`."""
+        found = [
+            leaf
+            for leaf in self._jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, State))
+            if isinstance(leaf, State)
+        ]
+        if len(found) != 1:
+            raise ArgumentError("state", f"must hold one state of the noise, this tree has {len(found)}")
+        return found[0]
+
+    def batch(self, tree: Any) -> Batch:
+        """The batch of the next step.
+
+        Args:
+          tree: the state, or a tree that it is in.
+
+        **Formal guarantees.** Those of `BatchSampler`: bins are independent and uniform, up to the quality of JAX's
+        generator, and a bin is cut to its first `max_batch_size` records or users.
+        """
+        numpy, state, schedule = self._jax.numpy, self.state(tree), self._schedule
+        draw, place = numpy.divmod(state.noise[0], schedule.per_draw)
+        inside = self._bins(state.keys, draw) == place % schedule.per_epoch
+        (chosen,) = numpy.nonzero(inside, size=self.max_batch_size, fill_value=self._balls)
+        if self._units is None:
+            return Batch(numpy.where(chosen < self._balls, chosen, 0), chosen < self._balls)
+        rows = numpy.asarray(self._units.table)[chosen]
+        return Batch(numpy.maximum(rows, 0), rows >= 0)
+
+    def _bins(self, keys: Any, draw: Any) -> Any:
+        """The bin of every record or user in one draw."""
+        numpy, random, groups = self._jax.numpy, self._jax.random, self._schedule.groups
+        within = random.randint(random.fold_in(keys[1], draw), (self._balls,), 0, self._schedule.per_epoch // groups)
+        if groups == 1:
+            return within
+        runs = -(-self._balls // groups)
+        drawn = random.bits(keys[2], (runs, groups))
+        return groups * within + numpy.argsort(drawn, axis=1).ravel()[: self._balls]
+
+    def gradient(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Batch], Any]:
+        """A function of (parameters, data, batch): the sum of clipped gradients, divided by the expected batch size.
+
+        Args:
+          loss: a function of (parameters, record) for one record, which is `data` without its first dimension. With
+            users, the mean over a user's records is clipped as a whole.
+
+        Returns:
+          A function that can be compiled; `data` is a tree of arrays whose first dimension is that of the records.
+        """
+        from jax_privacy import clipping
+
+        jax = self._jax
+
+        def one(parameters: Any, record: Any, real: Any) -> Any:
+            if self._units is None:
+                return loss(parameters, record)
+            losses = jax.vmap(loss, (None, 0))(parameters, record)
+            return jax.numpy.where(real, losses, 0).sum() / jax.numpy.maximum(real.sum(), 1)
+
+        clipped = clipping.clipped_grad(
+            one,
+            batch_argnums=(1, 2),
+            keep_batch_dim=False,
+            l2_clip_norm=self.clip_norm,
+            normalize_by=self.expected_batch_size,
+        )
+
+        def gradient(parameters: Any, data: Any, batch: Batch) -> Any:
+            records = jax.tree.map(lambda array: jax.numpy.asarray(array)[batch.indices], data)
+            nobody = ~(batch.real if self._units is None else batch.real.any(axis=1))
+            return clipped(parameters, records, batch.real, is_padding_example=nobody)
+
+        return gradient
+
+    def get_epsilon(self, delta: float, tree: Any = None) -> float:
+        """An ε for which the steps made so far are (ε, delta)-DP, with the cost of batches that are cut.
+
+        Args:
+          delta: δ.
+          tree: the state, or a tree that it is in. By default the answer is for all steps.
+        """
+        delta = validation.probability("delta", delta)
+        made = self.steps if tree is None else int(self.state(tree).noise[0])
+        if not made:
+            return 0.0
+        if made >= self.steps and self._proved is not None and delta == self._proved[1]:
+            return self._proved[0]
+        mechanism = first_part(self.mechanism, made) if made < self.steps else self.mechanism
+
+        def uncut(left: float) -> float:
+            answer = api.epsilon(
+                mechanism, noise_multiplier=self.noise_multiplier, delta=left, accountant=self._accountant
+            )
+            if not isinstance(answer, PrivacyBound):
+                raise ArgumentError(
+                    "accountant", f"must be one that proves its bound, {answer.accountant} estimates it"
+                )
+            return answer.epsilon
+
+        found = self.cut.epsilon(delta, uncut)
+        return min(found, self._proved[0]) if self._proved is not None and delta >= self._proved[1] else found
+
+    def save(self, path: str | os.PathLike[str], tree: Any) -> None:
+        """Write a checkpoint of a tree that holds the state, with the journal of the run beside it.
+
+        Args:
+          path: the file, which is replaced atomically. It is as secret as the data.
+          tree: any tree of arrays, such as ``(weights, optimizer_state)``.
+        """
+        state = self.state(tree)
+        step, target = int(state.noise[0]), Path(path)
+        content = {
+            "run": self.journal.run,
+            "step": step,
+            "identity": self._identity,
+            "probe": self._probe(state),
+            "tree": packed(self._jax, tree),
+        }
+        self.journal.begin(target, step)
+        checkpoint.save(target, content)
+        self.journal.saved(step)
+
+    def load(self, path: str | os.PathLike[str], like: Any, *, allow_second_continuation: bool = False) -> Any:
+        """Read a checkpoint of the same mechanism, settings and model; the run goes on with the same bits.
+
+        A checkpoint is refused if the run has saved a later one, or if its journal is not beside it: two continuations
+        with different results would have the same noise. What was computed after the last checkpoint is computed again,
+        and must be computed by the same code.
+
+        Args:
+          path: the checkpoint.
+          like: a tree like the one that was saved; only its structure, shapes and precisions are used.
+          allow_second_continuation: continue nevertheless. Only set this if nothing that was computed after the
+            checkpoint has been or will be shown to anybody.
+        """
+        allow = validation.flag("allow_second_continuation", allow_second_continuation)
+        content = checkpoint.load(path)
+        try:
+            run, step, saved = (content[name] for name in ("run", "step", "tree"))
+            identity, probe = content["identity"], content["probe"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"checkpoint must be one that save() wrote, {path} has no {error}") from None
+        if not np.array_equal(identity, self._identity):
+            raise ValueError(f"checkpoint must be of this mechanism and these settings, {path} is of others")
+        tree = unpacked(self._jax, saved, like, path)
+        state = self.state(tree)
+        if int(state.noise[0]) != step:
+            raise ValueError(f"checkpoint must hold batches and noise of one run at one step, {path} does not")
+        if not np.array_equal(probe, self._probe(state)):
+            raise TrainingError(
+                f"{path} must be continued with the generator that made it; this version of JAX differs"
+            )
+        journal = Journal.resume(Path(path), run, step, allow=allow, writes=True)
+        journal.resumed()
+        self.journal = journal
+        return tree
+
+
+def make_private(
+    mechanism: Mechanism,
+    *,
+    records: int,
+    clip_norm: float,
+    target_epsilon: float | None = None,
+    target_delta: float | None = None,
+    noise_multiplier: float | None = None,
+    accountant: api.AnyAccountant = api.DEFAULT_ACCOUNTANT,
+    expected_batch_size: float | None = None,
+    max_batch_size: int | None = None,
+    max_records: int | None = None,
+    unit: Any = None,
+    seed: int | None = None,
+    dtype: Any = None,
+) -> Private:
+    """Batches, clipped gradients and noise of a mechanism, for compiled steps in JAX.
+
+    Args:
+      mechanism: strategy and batching.
+      records: the number of records.
+      clip_norm: the norm to which the gradient of a record (or user) is clipped.
+      target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
+      target_delta: the δ for which the noise is calibrated.
+      noise_multiplier: the noise itself, for clipping norm 1 and the strategy as given, instead of a target.
+      accountant: the accountant that calibrates. One that only estimates is refused.
+      expected_batch_size: a public constant by which sums are divided, in place of n/b. With `unit` it counts users.
+      max_batch_size: the number of rows of every batch. A bin with more records (or users) is cut, and the probability
+        of that is charged to δ. By default it is so large that this takes a thousandth of δ; with a noise multiplier
+        in place of a target it must be given.
+      max_records: a public upper bound on the number of records (or users), for which the charge is computed.
+      unit: for every record the user it belongs to. Users are thrown into bins then, and the guarantee is for adding or
+        removing a user.
+      seed: an integer that makes an experiment repeatable. By default batches and noise are drawn from a secret of the
+        operating system.
+      dtype: the precision of the noise; by default that of the gradients.
+
+    Returns:
+      A `Private`, whose `noise` is the front of an `optax.chain` and whose `batch` and `gradient` make a step.
+
+    **Formal guarantees.** If every step takes the batch of the state, adds the noise to its gradient once and goes on
+    with the new state, what is released is (ε, δ)-DP for adding or removing a record (or user): the outputs are those
+    of the mechanism, except where bins are cut, which is charged (docs/theory/batch-sizes.md). JAX's threefry, with a
+    64-bit key, draws batches and noise.
+    """
+    checked(mechanism)
+    clip = validation.positive("clip_norm", clip_norm)
+    n = validation.integer("records", records, at_least=1)
+    if max_batch_size is None:
+        if target_epsilon is None or target_delta is None:
+            raise ArgumentError(
+                "max_batch_size", "must be given with noise_multiplier: all batches have this many rows"
+            )
+        epsilon = validation.positive("target_epsilon", target_epsilon)
+        delta = validation.probability("target_delta", target_delta)
+        units = n if unit is None else len(Units(unit, n))
+        most = units if max_records is None else validation.integer("max_records", max_records, at_least=units)
+        max_batch_size = Cut(mechanism.batching, most, 1).smallest(epsilon, delta, _SMALL_SHARE)
+    # The sampler for loops checks the arguments that both have in common. It draws no batches here.
+    sampler = BatchSampler(
+        n, mechanism, unit=unit, expected_batch_size=expected_batch_size, max_batch_size=max_batch_size,
+        max_records=max_records,
+    )  # fmt: skip
+    sigma, calibration, proved = _target.noise_for(
+        mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut
+    )
+    return Private(mechanism, sampler, sigma, clip, calibration, proved, accountant, new_key(seed), dtype)

@@ -1,0 +1,235 @@
+"""Compiled steps in JAX: the mechanism accounted for, one state that resumes bit for bit, users, bad input.
+
+Record (or user) i pushes coordinate i as hard as clipping allows, so that what was summed shows who took part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpmf
+from dpmf.errors import ArgumentError, TrainingError
+from dpmf.training import jax as training
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("jax_privacy")
+import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
+
+RECORDS, BINS, CLIP, EXPECTED, LARGEST = 30, 5, 0.5, 6.5, 17
+BSR = dpmf.strategies.bsr(3)
+MECHANISMS = {
+    "fixed": dpmf.Mechanism(BSR, dpmf.BallsInBins.from_iterations(13, BINS)),
+    "reshuffled": dpmf.Mechanism(BSR, dpmf.reshuffled(3, BINS)),
+    "cyclic": dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.reshuffled(2, 6, stride=3)),
+    "cyclic poisson": dpmf.Mechanism(BSR, dpmf.cyclic_poisson(2, 6, 3)),
+    "matrix": dpmf.Mechanism(
+        dpmf.strategies.matrix(np.tril(np.full((10, 10), 0.2)) + np.eye(10)), dpmf.BallsInBins(2, 5)
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Most of the time of these tests is compilation, of functions that are called a few times."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def begin(name: str = "reshuffled", records: int = RECORDS, **options: Any) -> training.Private:
+    given = {"noise_multiplier": 1.5, "expected_batch_size": EXPECTED, "max_batch_size": LARGEST, "seed": 3, **options}
+    return training.make_private(MECHANISMS[name], records=records, clip_norm=CLIP, **given)
+
+
+class Run:
+    """A compiled step, what it summed and what it released."""
+
+    def __init__(self, private: training.Private, owner: np.ndarray | None = None) -> None:
+        owners = np.arange(RECORDS) if owner is None else owner
+        self.data = (jnp.asarray(np.eye(RECORDS, dtype=np.float32)[owners]), jnp.arange(3.0, 3.0 + len(owners)))
+        self.private = private
+        self.optimizer = optax.chain(private.noise, optax.sgd(1.0))
+        self.weights = jnp.zeros(RECORDS)
+        self.state = self.optimizer.init(self.weights)
+        self.sums: list[np.ndarray] = []
+        self.released: list[np.ndarray] = []
+        gradient = private.gradient(lambda weights, record: -record[1] * (record[0] @ weights))
+
+        @jax.jit
+        def step(weights: Any, state: Any) -> Any:
+            clipped = gradient(weights, self.data, private.batch(state))
+            updates, state = self.optimizer.update(clipped, state, weights)
+            return optax.apply_updates(weights, updates), state, clipped
+
+        self.step = step
+
+    def train(self, steps: int | None = None) -> Run:
+        for _ in range(self.private.steps if steps is None else steps):
+            before = self.weights
+            self.weights, self.state, clipped = self.step(self.weights, self.state)
+            self.sums.append(np.asarray(clipped) * EXPECTED / CLIP)
+            self.released.append(np.asarray(before - self.weights) * EXPECTED / CLIP)  # learning rate 1
+        return self
+
+
+@cache
+def whole(name: str) -> Run:
+    return Run(begin(name)).train()
+
+
+@pytest.mark.parametrize("name", ["reshuffled", "cyclic", "cyclic poisson", "matrix"])
+def test_training_is_the_mechanism(name: str) -> None:
+    run, batching = whole(name), MECHANISMS[name].batching
+    sums, b = np.stack(run.sums), batching.batches_per_epoch
+    assert len(sums) == run.private.steps
+    taken = np.abs(sums) > 0.5
+    np.testing.assert_allclose(sums[taken], -1.0, atol=1e-5)  # clipped, and divided by the constant
+    np.testing.assert_allclose(sums[~taken], 0.0, atol=1e-5)
+    if isinstance(batching, dpmf.Poisson):
+        assert (taken.reshape(-1, batching.period, RECORDS).any(axis=0).sum(axis=0) <= 1).all()
+        assert 0.6 * RECORDS * batching.epochs < taken.sum() < 1.4 * RECORDS * batching.epochs
+    else:
+        every = (batching.rethrow_every or batching.epochs) * b
+        bins = []
+        for start in range(0, len(taken), every):
+            part = taken[start : start + every]
+            first = part[:b].argmax(axis=0)
+            for record, bin_ in enumerate(first):
+                assert list(np.flatnonzero(part[:, record])) == list(range(bin_, len(part), b))
+            bins.append(first)
+        assert len(bins) == batching.throws
+        assert all((bins[0] % batching.stride == other % batching.stride).all() for other in bins)
+        assert np.ptp(np.bincount(bins[0] % batching.stride)) <= 1
+        assert len(bins) == 1 or (bins[0] != bins[1]).any()
+    assert np.isnan(run.step(run.weights, run.state)[0]).all()  # nothing after the last step
+
+
+def test_the_noise_has_the_covariance_accounted_for() -> None:
+    """Gradients that are zero show the noise alone."""
+    private, size = begin("fixed"), 20_000
+    state, rows = private.noise.init(jnp.zeros(size)), []
+    update = jax.jit(private.noise.update)
+    for _ in range(private.steps):
+        noisy, state = update(jnp.zeros(size), state)
+        rows.append(np.asarray(noisy, dtype=np.float64))
+    white = MECHANISMS["fixed"].strategy.matrix(13) @ np.stack(rows) * EXPECTED / (1.5 * CLIP)
+    covariance = white @ white.T / size
+    assert np.abs(np.triu(covariance, 1)).max() < 5 * size**-0.5
+    assert np.abs(np.diag(covariance) - 1).max() < 5 * (2 / size) ** 0.5
+
+
+def test_without_a_record_the_rest_is_the_same() -> None:
+    """Also the divisor: with the number of records in place of a constant, everything would differ."""
+    without = Run(begin(records=RECORDS - 1), np.arange(RECORDS - 1)).train()
+    difference = np.stack(whole("reshuffled").released) - np.stack(without.released)
+    assert np.abs(difference[:, :-1]).max() < 1e-4
+    assert np.abs(difference[:, -1]).sum() == pytest.approx(3, abs=1e-3)
+    other = begin(records=RECORDS - 1, expected_batch_size=None)
+    assert other.expected_batch_size == (RECORDS - 1) / BINS
+
+
+def test_a_bin_that_overflows_is_cut() -> None:
+    run = Run(begin(max_batch_size=6)).train()
+    full, cut = (np.abs(np.stack(one.sums)) > 0.5 for one in (whole("reshuffled"), run))
+    assert full.sum(axis=1).max() > 6
+    for before, after in zip(full, cut, strict=True):
+        assert list(np.flatnonzero(after)) == list(np.flatnonzero(before)[:6])
+
+
+@pytest.mark.parametrize("name", ["reshuffled", "matrix"])  # noise that streams, and noise that is made again
+def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
+    first = Run(begin(name)).train(4)
+    first.private.save(tmp_path / "c", (first.weights, first.state))
+    second = Run(begin(name, seed=None))  # another process, which begins with another secret
+    second.weights, second.state = second.private.load(tmp_path / "c", (second.weights, second.state))
+    second.train(second.private.steps - 4)
+    assert np.array_equal(second.weights, whole(name).weights)
+    # The state is plain arrays: any tool can save it.
+    leaves, structure = jax.tree.flatten((first.weights, first.state))
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    third = Run(begin(name, seed=None))
+    third.weights, third.state = jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays])
+    third.train(third.private.steps - 4)
+    assert np.array_equal(third.weights, whole(name).weights)
+
+
+def test_another_state_or_checkpoint_is_refused(tmp_path: Path) -> None:
+    run = Run(begin()).train(2)
+    run.private.save(tmp_path / "c", (run.weights, run.state))
+    for other in (
+        begin("fixed"),
+        begin(noise_multiplier=2.0),
+        begin(max_batch_size=16),
+        begin(expected_batch_size=6.0),
+    ):
+        fresh = Run(other)
+        with pytest.raises(ValueError, match="checkpoint must be of this mechanism and these settings"):
+            other.load(tmp_path / "c", (fresh.weights, fresh.state))
+    assert np.isnan(
+        jax.jit(begin(noise_multiplier=2.0).noise.update)(run.weights, run.private.state(run.state))[0]
+    ).all()
+    with pytest.raises(ValueError, match="other shapes or precisions"):
+        run.private.load(tmp_path / "c", (jnp.zeros(3), run.state))
+    before = (tmp_path / "c").read_bytes()
+    run.train(1)
+    run.private.save(tmp_path / "c", (run.weights, run.state))
+    (tmp_path / "c").write_bytes(before)
+    with pytest.raises(TrainingError, match="this run has saved the model of step 3 since"):
+        begin().load(tmp_path / "c", (run.weights, run.state))
+    begin().load(tmp_path / "c", (run.weights, run.state), allow_second_continuation=True)
+    with pytest.raises(ArgumentError, match="must hold one state of the noise, this tree has 0"):
+        run.private.batch(run.weights)
+
+
+def test_users() -> None:
+    owner = np.concatenate([np.arange(RECORDS), np.arange(0, RECORDS, 2), np.arange(0, RECORDS, 3)])
+    run = Run(begin(records=len(owner), unit=owner), owner).train()
+    sums = np.stack(run.sums)
+    taken = np.abs(sums) > 0.5
+    np.testing.assert_allclose(sums[taken], -1.0, atol=1e-5)  # the mean of a user's records, clipped once
+    assert (taken.reshape(3, BINS, RECORDS).sum(axis=1) == 1).all()
+    table = run.private._units.table
+    assert sorted(table[table >= 0]) == list(range(len(owner)))
+    assert all((owner[row[row >= 0]] == user).all() for user, row in enumerate(table[:-1]))
+
+
+def test_the_size_of_batches_and_their_cost_in_delta() -> None:
+    target = {"noise_multiplier": None, "target_epsilon": 2.0, "target_delta": 1e-4, "accountant": "gaussian"}
+    private = begin("fixed", max_batch_size=None, **target)
+    assert private.cut.charge(2.0) <= 1e-4 / 1024
+    proved = dpmf.delta(
+        private.mechanism, noise_multiplier=private.noise_multiplier, epsilon=2.0, accountant="gaussian"
+    ).delta
+    assert proved + private.cut.charge(2.0) <= 1e-4
+    assert private.get_epsilon(1e-4) == 2.0
+    state = private.noise.init(jnp.zeros(2))
+    assert private.get_epsilon(1e-4, state) == 0.0
+    _, state = private.noise.update(jnp.zeros(2), state)
+    assert 0 < private.get_epsilon(1e-4, (state, 7)) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mechanism": 3}, "mechanism must be a dpmf.Mechanism"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"max_batch_size": None}, "max_batch_size must be given with noise_multiplier"),
+        ({"max_batch_size": 3}, "max_batch_size must be at least the average batch size, 6"),
+        ({"records": 4}, "dataset must have at least as many records as batches_per_epoch = 5"),
+        ({"unit": [1, 2]}, "unit must have one user for each of the 30 records"),
+        ({"target_epsilon": 1.0}, "noise_multiplier must not be given with target_epsilon"),
+        ({"accountant": "monte-carlo"}, "accountant must be one that proves its bound"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    good = {"mechanism": MECHANISMS["fixed"], "records": RECORDS, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    with pytest.raises(ArgumentError, match=message) as caught:
+        training.make_private(**{**good, "max_batch_size": LARGEST, **options})
+    assert "\n" not in str(caught.value)
