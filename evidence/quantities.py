@@ -317,8 +317,9 @@ def design(
     errors = {"poisson": dpmf.workloads.error(usual, noise, workload).root_mean_square, "best": found.best.error}
     for option in (found.best, *found.others):
         batching = option.mechanism.batching
-        sampled = isinstance(batching, dpmf.Poisson) and option.copies > 0
-        kind = "cyclic-poisson" if sampled else "fixed" if batching.fixed and option.copies > 0 else ""
+        correlated = option.mechanism.strategy != dpmf.strategies.dpsgd()
+        sampled = isinstance(batching, dpmf.Poisson) and correlated
+        kind = "cyclic-poisson" if sampled else "fixed" if batching.fixed and correlated else ""
         if kind and option.certified:
             errors[kind] = min(option.error, errors.get(kind, math.inf))
     best = found.best

@@ -25,7 +25,7 @@ MECHANISMS = {
     "correlated noise, banded inverse": dpmf.strategies.bisr(bandwidth=4),
 }
 # What is proved, beside what sampling suggests the truth to be.
-ACCOUNTANTS = (dpmf.accountants.Best(), dpmf.accountants.MonteCarlo(samples=50_000))
+ACCOUNTANTS = (dpmf.accountants.Best(), dpmf.accountants.MonteCarlo(samples=20_000))
 
 
 def main(directory: Path, epsilons: Sequence[float], batches: dpmf.BallsInBins, seconds: float) -> None:
@@ -75,11 +75,17 @@ def show_gain(directory: Path, epsilon: float, batches: dpmf.BallsInBins, second
             batchings=("fixed", "cyclic", "poisson", "cyclic-poisson"),
             bandwidths=(1, 4, 10),
             time_budget=seconds,
+            workers=2,
         )
     designs.shown.print_design(found)
     picture = directory / "errors.png"
     designs.shown.design_figure(found).savefig(picture, dpi=150)
     print(f"\npicture: {picture}")
+    if found.baseline is not None and found.gain is not None:
+        print(
+            f"What you gain: at the same guarantee, the noise in the model is {found.best.error:.3g} in place of "
+            f"{found.baseline.error:.3g}, {100 * (1 - found.gain):.0f} % less than with independent noise."
+        )
 
 
 if __name__ == "__main__":

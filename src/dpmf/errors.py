@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from typing import Any
+
 
 class ArgumentError(ValueError):
     """An argument is not what it must be.
@@ -28,8 +32,35 @@ class MissingExtraError(ImportError):
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
-    """Return the error that says which extra to install for a purpose that needs a package."""
+    """Return the error that says which extra to install for a purpose that needs a package.
+
+    If it is made because the package is there, but lacks a name or a module that dpmf uses, it says that instead.
+    """
+    reason = sys.exc_info()[1]
+    whole_package = isinstance(reason, ModuleNotFoundError) and "." not in (reason.name or "")
+    if isinstance(reason, ImportError) and reason.name and not whole_package:
+        said = (str(reason).splitlines() or ["it cannot be imported"])[0].partition(" (")[0]
+        return MissingExtraError(
+            f"{purpose} cannot use the installed version of {package}: {said}; "
+            f"pip install 'dpmf[{extra}]' in a fresh environment gives one that dpmf is tested with"
+        )
     return MissingExtraError(f"{purpose} needs {package}: pip install 'dpmf[{extra}]'")
+
+
+def found_in(name: str, *places: str) -> Any:
+    """Return a name of another package from the first of these modules that has it.
+
+    Packages move their names between releases. If no module has it, the ImportError names all of them.
+    """
+    for place in places:
+        try:
+            return getattr(importlib.import_module(place), name)
+        except (ModuleNotFoundError, AttributeError) as error:
+            if isinstance(error, ModuleNotFoundError) and not place.startswith(error.name or " "):
+                raise  # a package that this module itself needs
+            if isinstance(error, ModuleNotFoundError) and "." not in (error.name or ""):
+                raise  # the whole package is missing
+    raise ImportError(f"there is no {name} in {' or '.join(places)}", name=places[0])
 
 
 class TrainingError(RuntimeError):

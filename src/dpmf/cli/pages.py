@@ -5,14 +5,12 @@
 
 import functools
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpmf.cli.options import Delta, DirectionName, Epsilon, MaxOrder, Names, listed, mechanism_from, takes
-from dpmf.errors import ArgumentError
 
 if TYPE_CHECKING:
     from dpmf.mechanism import Mechanism
@@ -68,10 +66,6 @@ def report(
 
     mechanism, words = described
     checked_output(output, (".html",))
-    unknown = [name for name in words if name not in {field.name for field in fields(Request)}]
-    for name in unknown:
-        if words.pop(name) is not None:
-            raise ArgumentError(name, "is not yet an option of this command")
     request = Request(
         **{**words, "file": None if words["file"] is None else str(words["file"])},
         epsilon=epsilon,

@@ -42,11 +42,10 @@ _TOLERANCES = {"exact": 1e-3, "quick": 1e-2, "fine": 3e-3}  # relative, of noise
 _ABOVE_SAMPLED = 1.02  # guaranteed noise multipliers are sought from this many times the sampled one on
 _SAMPLING = 0.985  # a sampled error may be this much too large, and a candidate above the best one still be better
 _ROUGH = 0.97  # fine bounds may make the error of a quick guarantee smaller by this factor
-_CLEARLY = 0.95  # slow guarantees come before further estimates where they promise to gain this factor
+_CLEARLY = 0.92  # slow guarantees come before further estimates where they promise to gain this factor
 _ALIKE = 0.99  # by how much the looseness of bounds may differ between candidates that are alike
 _SHARE = 0.6  # the part of the time left that one slow guarantee may take
 _LOWER_SECONDS = 10.0
-_FIRST_EXACT = 3
 _USUAL_SECONDS = {"exact": 2.0, "estimate": 1.5, "quick": 6.0, "fine": 15.0}  # before there are any to learn from
 _VERSION = 2  # to be raised whenever accountants give other numbers at the same version of dpmf
 
@@ -114,11 +113,10 @@ class Search:
         fixed = [c for c in rest if c.batching.throws == 1]
         thrown = [c for c in rest if c.batching.throws > 1]
         promising = [c for c in rest if c.promising]
-        yield from self._open("exact", exact[:_FIRST_EXACT])
+        yield from self._open("exact", exact)
         yield from self._open("estimate", promising)
         yield from self._open("quick", self._winners(fixed))
         yield from self._open("quick", [c for c in self._winners(thrown) if self._sampled[c] < _CLEARLY * self._best])
-        yield from self._open("exact", exact)
         yield from self._open("estimate", rest)
         yield from self._open("fine", self._refined(fixed))
         yield from self._open("quick", self._winners(thrown))

@@ -144,7 +144,7 @@ class Design:
         **Formal guarantees.** No accountant of the same dominating pair can go below the lower bounds.
         """
         lowest = [option.lower_error for option in (self.best, *self.others) if option.lower is not None]
-        return self.best.error / min(lowest) if lowest and min(lowest) > 0 else math.inf
+        return max(1.0, self.best.error / min(lowest)) if lowest and min(lowest) > 0 else math.inf
 
     @property
     def gain(self) -> float | None:

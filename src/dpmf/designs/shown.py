@@ -85,7 +85,7 @@ def _remarks(design: Design, hidden: int) -> list[str]:
     if hidden > 0:
         lines.append(f"{hidden} more mechanisms were considered and have larger errors (--json lists all).")
     if design.baseline is not None and design.gain is not None and design.baseline is not design.best:
-        gain = f"{design.gain:.3f} times that of independent noise with its best batching"
+        gain = f"{design.gain:.3f} times that of independent noise with its best batching here"
         lines.append(f"The best error is {gain} ({design.baseline.mechanism.name}).")
     lines.append(_how_far(design))
     if not design.complete:
@@ -148,11 +148,18 @@ def design_figure(design: Design) -> Figure:
     marks = [
         m * 10.0**p
         for p in range(-6, 9)
-        for m in (1, 1.5, 2, 3, 5, 7)
+        for m in (1, 1.5, 2, 2.5, 3, 4, 5, 7)
         if min(errors) / 1.3 < m * 10.0**p < 1.3 * max(errors)
     ]
     ax.set_yticks(marks, [f"{mark:g}" for mark in marks])
     ax.plot([design.best.copies], [design.best.error], marker="o", markersize=14, markerfacecolor="none", color="black")
+    if design.baseline is not None and design.gain is not None and design.baseline is not design.best:
+        ax.axhline(design.baseline.error, color="0.4", linestyle="--", linewidth=1, label="independent noise, best")
+        right = design.best.copies > 0
+        ax.annotate(
+            f"{design.gain:.2f} × independent noise", (design.best.copies, design.best.error),
+            xytext=(-12 if right else 12, -4), textcoords="offset points", ha="right" if right else "left",
+        )  # fmt: skip
     guarantee = f"({given(design.target_epsilon)}, {given(design.target_delta)})-DP"
     ax.set_title(f"{guarantee}; hollow: sampled, ring: best", fontsize="medium")
     ax.legend(frameon=False, fontsize="small")

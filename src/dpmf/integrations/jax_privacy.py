@@ -62,19 +62,18 @@ def strategy(source: Any, *, iterations: int | None = None, noising: bool = Fals
     if iterations is not None:
         iterations = validation.integer("iterations", iterations, at_least=1)
     with _double():
-        from jax_privacy.matrix_factorization import StreamingMatrix, banded, buffered_toeplitz
-
-        if isinstance(source, StreamingMatrix):
+        if isinstance(source, _of_jax_privacy("StreamingMatrix", "streaming_matrix")):
             if iterations is None:
                 raise ArgumentError("iterations", "must be given for a StreamingMatrix, which has no size of its own")
             check_dense(iterations)
             entries = np.asarray(source.materialize(iterations), dtype=np.float64)
             return _from_matrix(entries, noising, "StreamingMatrix")
-        if isinstance(source, banded.ColumnNormalizedBanded):
+        banded = _of_jax_privacy("ColumnNormalizedBanded", "banded")
+        if isinstance(source, banded):
             _refuse(noising, "a ColumnNormalizedBanded")
-            params = banded.ColumnNormalizedBanded(params=np.asarray(source.params, dtype=np.float64))
+            params = banded(params=np.asarray(source.params, dtype=np.float64))
             return _from_matrix(np.asarray(params.materialize(), dtype=np.float64), False, "ColumnNormalizedBanded")
-        if isinstance(source, buffered_toeplitz.BufferedToeplitz):
+        if isinstance(source, _of_jax_privacy("BufferedToeplitz", "buffered_toeplitz")):
             _refuse(noising, "a BufferedToeplitz")
             decay, scale = (
                 np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (source.buf_decay, source.output_scale)
@@ -102,8 +101,8 @@ def batching(sampling: Any) -> BallsInBins:
     if isinstance(sampling, BallsInBins):
         return sampling
     with _double():
-        from jax_privacy import batch_selection
-    if not isinstance(sampling, batch_selection.BallsInBinsSampling):
+        known = _of_jax_privacy("BallsInBinsSampling", "batch_selection")
+    if not isinstance(sampling, known):
         raise validation.wrong("sampling", "a jax_privacy BallsInBinsSampling", sampling)
     return BallsInBins.from_iterations(sampling.iterations, sampling.cycle_length)
 
@@ -157,6 +156,15 @@ def unit_column_noise_multiplier(source: Mechanism, noise_multiplier: float) -> 
     `BandMFExecutionPlanConfig` multiplies it by that norm again, so that both add the same noise.
     """
     return validation.positive("noise_multiplier", noise_multiplier) / column_norm(source)
+
+
+def _of_jax_privacy(name: str, module: str) -> Any:
+    """A name of jax-privacy, wherever its releases have had that module."""
+    packages = ("jax_privacy", "jax_privacy.matrix_factorization", "jax_privacy.experimental")
+    try:
+        return errors.found_in(name, *(f"{package}.{module}" for package in packages), *packages)
+    except ImportError:
+        raise errors.missing_extra("jax-privacy", "jax", "dpmf.integrations.jax_privacy") from None
 
 
 def _refuse(noising: bool, what: str) -> None:

@@ -19,6 +19,8 @@ def shell(request: Request, accountants: Sequence[str]) -> str:
     for name, value in (
         ("bandwidth", request.bandwidth),
         ("buffers", request.buffers),
+        ("decay", request.decay),
+        ("exponent", request.exponent),
         ("file", file),
         ("epochs", request.epochs),
         ("batches-per-epoch", request.batches_per_epoch),
@@ -78,5 +80,6 @@ def _strategy(request: Request) -> str:
     """Return the expression that makes the strategy."""
     if request.coefficients or request.file:
         return f"{request.strategy}({list(request.coefficients) or request.file!r})"
-    options = {"bandwidth": request.bandwidth, "buffers": request.buffers}
+    names = ("exponent", "decay", "bandwidth", "buffers")
+    options = {name: getattr(request, name) for name in names}
     return f"{request.strategy}({', '.join(f'{o}={value}' for o, value in options.items() if value is not None)})"

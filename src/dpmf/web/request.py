@@ -59,6 +59,8 @@ class Request:
     rethrow_every: int | None = None
     stride: int | None = None
     gap: int | None = None
+    decay: float | None = None
+    exponent: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain Python values, ready for JSON."""
@@ -90,6 +92,8 @@ class Request:
             bandwidth=self.bandwidth,
             buffers=self.buffers,
             file=self.coefficients or self.file,
+            decay=self.decay,
+            exponent=self.exponent,
             normalized=self.normalized,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import types
 from fractions import Fraction
 
 import dp_accounting
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from flint import fmpq, fmpq_mat
-from jax_privacy import batch_selection, noise_addition
+from jax_privacy import batch_selection, matrix_factorization, noise_addition
 from jax_privacy.experimental import accounting, execution_plan
 from jax_privacy.experimental.monte_carlo import sample_generation
 from jax_privacy.matrix_factorization import banded, buffered_toeplitz, streaming_matrix, toeplitz
@@ -219,6 +220,25 @@ def test_negative_blt_is_refused_when_used() -> None:
 def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
     with pytest.raises(dpmf.MissingExtraError, match=re.escape("pip install 'dpmf[jax]'")):
+        bridge.strategy(COEF)
+
+
+def test_names_that_moved_are_found_or_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = batch_selection.BallsInBinsSampling(iterations=4, cycle_length=2)
+    elsewhere = types.ModuleType("jax_privacy.experimental.batch_selection")
+    elsewhere.BallsInBinsSampling = batch_selection.BallsInBinsSampling  # type: ignore[attr-defined]
+    monkeypatch.delattr(batch_selection, "BallsInBinsSampling")
+    with pytest.raises(dpmf.MissingExtraError, match="there is no BallsInBinsSampling in jax_privacy") as error:
+        bridge.batching(sampling)
+    assert str(error.value).startswith(
+        "dpmf.integrations.jax_privacy cannot use the installed version of jax-privacy: "
+    )
+    assert "\n" not in str(error.value)
+    monkeypatch.setitem(sys.modules, elsewhere.__name__, elsewhere)
+    assert bridge.batching(sampling) == dpmf.BallsInBins(2, 2)
+    monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization.banded", None)  # as if the module were gone
+    monkeypatch.delattr(matrix_factorization, "banded")
+    with pytest.raises(dpmf.MissingExtraError, match="there is no ColumnNormalizedBanded in "):
         bridge.strategy(COEF)
 
 

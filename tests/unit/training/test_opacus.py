@@ -240,8 +240,7 @@ def test_a_gradient_that_is_not_finite_is_one_message_and_no_step() -> None:
 # Checkpoints.
 
 
-@pytest.mark.parametrize("stop", [0, 3, 8, 13])
-@pytest.mark.parametrize("source", ["fast", "secure"])
+@pytest.mark.parametrize(("stop", "source"), [(0, "fast"), (3, "secure"), (8, "fast"), (13, "secure")])
 def test_a_resumed_run_is_the_same_run(stop: int, source: str, tmp_path: Path) -> None:
     whole = private(source=source)
     train(whole, N)

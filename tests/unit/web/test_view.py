@@ -101,9 +101,11 @@ def test_a_large_gram_matrix_is_shown_by_blocks() -> None:
     "request_",
     [
         Request("coefficients", 2, 6, 2.0, 1e-5, coefficients=(1.0, 0.25), max_order=16),
-        Request("dpsgd", 1, 12, 2.0, 1e-5, direction="remove", noise_multiplier=3.0),
+        Request(
+            "power", 1, 12, 2.0, 1e-5, bandwidth=3, decay=0.9, exponent=0.5, direction="remove", noise_multiplier=3.0
+        ),
     ],
-    ids=["coefficients", "dpsgd"],
+    ids=["coefficients", "power"],
 )
 def test_the_lines_given_reproduce_the_view(request_: Request, tmp_path: Path, monkeypatch, capsys) -> None:
     names = ("gaussian", "renyi")
