@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from dpmf import budget, calibration, lower_bounds, validation
-from dpmf.accountants.composed import likely_noise
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import (
     RELATIONS,
@@ -299,7 +298,7 @@ def calibrate(
     binding = question.directions[0]
     with question.asked() as source:
         if near is None:
-            start = budget.attempt(lambda: likely_noise(mechanism, epsilon, delta), mechanism.sensitivity)
+            start = budget.attempt(lambda: calibration.likely_noise(mechanism, epsilon, delta), mechanism.sensitivity)
         else:
             start = mechanism.checked_noise(near)
         for one_way in question.directions:

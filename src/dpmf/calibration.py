@@ -12,10 +12,14 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
+
 from dpmf import budget
 from dpmf.accountants.protocol import DIRECTIONS, Direction, Evaluation, PreparedAccountant
+from dpmf.batching import BallsInBins
 from dpmf.errors import CalibrationError
 from dpmf.formatting import given
+from dpmf.mechanism import Mechanism
 from dpmf.search import LARGEST_RATIO, least_noise
 
 LITTLE_HOPE = 1.04  # a rough bound that exceeds its roughness times the target by this factor is taken to miss it
@@ -36,6 +40,29 @@ class LeastNoise(NamedTuple):
     noise_multiplier: float
     evaluation: Evaluation
     bound: PreparedAccountant
+
+
+def likely_noise(mechanism: Mechanism, epsilon: float, delta: float) -> float:
+    """About the noise multiplier of several throws, where a search may begin; the sensitivity for other mechanisms.
+
+    It is that of a Gaussian loss whose variance per throw is the mean of e^(G_ij/σ²) − 1, as it is where that is small.
+    """
+    throws = mechanism.batching.throws
+    if not isinstance(mechanism.batching, BallsInBins) or throws == 1:
+        return mechanism.sensitivity
+    lags = mechanism.throw.lags
+    b = len(lags)
+    counts = np.where(np.arange(b) > 0, 2.0, 1.0) * (b - np.arange(b)) / b**2
+
+    def evaluate(sigma: float) -> Evaluation:
+        variance = throws * float(counts @ np.expm1(np.minimum(lags / sigma**2, 600.0)))
+        mu = min(math.sqrt(variance + (mechanism.shared_sensitivity / sigma) ** 2), 1e100)
+        low, high = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
+        beyond = math.exp(min(epsilon, 700.0)) * math.erfc(high / 2**0.5)
+        return Evaluation(max(0.5 * (math.erfc(-low / 2**0.5) - beyond), 0.0))
+
+    found = least_noise(evaluate, delta, mechanism.throw.sensitivity, 0.01)
+    return mechanism.sensitivity if found is None else found[0]
 
 
 def calibrate_one_way(
@@ -218,7 +245,9 @@ class _Contest:
 
     def run(self, start: float, tolerance: float) -> None:
         alone = len(self._members) == 1
-        only = not alone and not self._members[0].cheap and all(member.cheap for member in self._members[1:])
+        only = (
+            len(self._members) > 1 and not self._members[0].cheap and all(member.cheap for member in self._members[1:])
+        )
         crude = tolerance if alone or only else max(tolerance, _CRUDE)
         outside = self.best is not None
         for place in range(len(self._members)):

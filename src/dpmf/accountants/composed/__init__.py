@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, TypeVar
 
-import numpy as np
-
 from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.least import Least, Part
@@ -29,7 +27,7 @@ from dpmf.loss.poisson import PoissonSample
 from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
-from dpmf.search import least_noise, usual_slope
+from dpmf.search import usual_slope
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -170,27 +168,6 @@ def _excess(losses: Composition, value: float, epsilon: float, target_delta: flo
         low, high = (middle, high) if losses.delta(epsilon * middle) > target_delta else (low, middle)
     found = math.log(math.sqrt(low * high)) * usual_slope(target_delta) / _TUNING.usual_power
     return max(found, 1e-9) if value > target_delta else min(found, 0.0)
-
-
-def likely_noise(mechanism: Mechanism, epsilon: float, delta: float) -> float:
-    """About the noise multiplier of several throws: that of a Gaussian loss with the same variance; else a first guess.
-
-    The variance of the loss of a throw is taken to be the mean of e^(G_ij/σ²) − 1, as it is for little of it.
-    """
-    if not isinstance(mechanism.batching, BallsInBins) or mechanism.batching.throws == 1:
-        return mechanism.sensitivity
-    throws, lags = mechanism.batching.throws, mechanism.throw.lags
-    b = len(lags)
-    counts = np.where(np.arange(b) > 0, 2.0, 1.0) * (b - np.arange(b)) / b**2
-
-    def evaluate(sigma: float) -> Evaluation:
-        with np.errstate(over="ignore"):
-            variance = throws * float(counts @ np.expm1(np.minimum(lags / sigma**2, 600.0)))
-        shared = mechanism.shared_sensitivity / sigma
-        return Evaluation(gaussian_delta(min(math.sqrt(variance + shared**2), 1e150), epsilon))
-
-    found = least_noise(evaluate, delta, mechanism.throw.sensitivity, 0.01)
-    return mechanism.sensitivity if found is None else found[0]
 
 
 def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
