@@ -102,6 +102,8 @@ class Composition:
             finite += count * math.log1p(-min(atoms.infinite, 1 - UNIT))
         self._infinite = -math.expm1(finite * (1 + (8 if side == "upper" else -8) * UNIT))
         self._empty = any(not len(atoms.masses) or atoms.infinite >= 1 for atoms, _ in self._parts)
+        # Exact: sums of products of integers, times a power of two.
+        self._largest = sum(n * float(atoms.interval * atoms.indices.max(initial=0)) for atoms, n in self._parts)
         self._logs = [np.log(atoms.masses) for atoms, _ in self._parts]
         self._kept: dict[int, LossDistribution] = {}
         self._known: dict[float, tuple[float, float, float]] = {}
@@ -111,6 +113,8 @@ class Composition:
         """The bound on δ(ε)."""
         if self._empty:
             return 1.0 if self._side == "upper" else self._infinite * (1 - 16 * UNIT)
+        if epsilon >= self._largest:  # no finite loss exceeds ε
+            return min(self._infinite * (1 + (16 if self._side == "upper" else -16) * UNIT), 1.0)
         place = self._place(epsilon)
         if place not in self._kept:
             self._kept[place] = self._composed(self._tilt(place))

@@ -58,6 +58,14 @@ def test_a_short_window_stays_sound(monkeypatch, cut):
         assert lower.delta(epsilon) <= exact(parts, epsilon) <= upper.delta(epsilon)
 
 
+def test_beyond_the_largest_sum_only_infinite_losses_count():
+    bounded = Atoms(H, np.array([-40, 1]), np.array([0.001, 0.999 - 1e-9]), 1e-9)
+    for epsilon in (1000 * H, 1000 * H + 1, 300.0):
+        upper = Composition([(bounded, 1000)]).delta(epsilon)
+        lower = Composition([(bounded, 1000)], "lower").delta(epsilon)
+        assert lower <= -math.expm1(1000 * math.log1p(-1e-9)) <= upper <= lower * (1 + 1e-13)
+
+
 def test_infinite_losses_stay_infinite():
     atoms = Atoms(H, SMALL.indices, 0.9 * SMALL.masses, 0.1)
     assert Composition([(atoms, 3)]).delta(1e6) == pytest.approx(1 - 0.9**3, rel=1e-12)
