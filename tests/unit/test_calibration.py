@@ -21,7 +21,7 @@ from dpmf import budget, strategies
 from dpmf.accountants import Renyi
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.batching import BallsInBins
-from dpmf.calibration import calibrate_one_way, least_noise, noise_near
+from dpmf.calibration import calibrate_one_way, least_noise, likely_noise, noise_near
 from dpmf.errors import CalibrationError
 from dpmf.formatting import upper
 from dpmf.mechanism import Mechanism
@@ -220,6 +220,38 @@ def test_noise_near_is_that_of_calibrate():
         )  # fmt: skip
         assert finished
         assert 0.97 * found.noise_multiplier <= sigma <= more * found.noise_multiplier
+
+
+@pytest.mark.parametrize("start", [0.3, 0.98, 1.0, 4.0])
+@pytest.mark.parametrize("bend", [0.0, 0.2, -0.2])
+def test_a_search_along_a_line_is_short_and_ends_on_the_sound_side(start, bend):
+    """Where evaluations say how far they are from the target on a nearly straight line, few of them do."""
+    asked = []
+
+    def excess(sigma, shift=0.0):
+        x = math.log(sigma) - shift
+        return -20.0 * x * (1 + bend * x)
+
+    def evaluate(sigma):
+        asked.append(sigma)
+        return Evaluation(1e-5 * math.exp(max(min(excess(sigma), 11.0), -700.0)), excess=excess(sigma))
+
+    def roughly(sigma):
+        return Evaluation(1e-5 * math.exp(min(excess(sigma, 0.03), 11.0)), excess=excess(sigma, 0.03))
+
+    found = least_noise(evaluate, 1e-5, start, 1e-3, rough=roughly, roughness=1.2)
+    assert found is not None
+    assert found[1].value <= 1e-5
+    assert 1.0 <= found[0] <= 1.0012
+    assert len(asked) <= 5
+
+
+def test_where_a_search_over_throws_begins():
+    """It is near the answer where the loss of a throw is small, and the sensitivity where there is one throw."""
+    several = Mechanism(strategies.dpsgd(), dpmf.reshuffled(10, 97))
+    assert 1.2 < likely_noise(several, 1.0, 1e-5) < 1.6
+    once = Mechanism(strategies.bsr(4), BallsInBins(2, 10))
+    assert likely_noise(once, 1.0, 1e-5) == once.sensitivity
 
 
 def test_least_noise_gives_up_where_nothing_helps():
