@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -296,12 +296,12 @@ def calibrate(
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
     found: dict[Direction, Evaluation] = {}
     sigma = 0.0
+    start = mechanism.sensitivity if near is None else mechanism.checked_noise(near)
     binding = question.directions[0]
     with question.asked() as source:
         if near is None:
-            start = budget.attempt(lambda: calibration.likely_noise(mechanism, epsilon, delta), mechanism.sensitivity)
-        else:
-            start = mechanism.checked_noise(near)
+            with suppress(budget.Exhausted):
+                start = calibration.likely_noise(mechanism, epsilon, delta)
         for one_way in question.directions:
             if sigma:
                 # The σ of the direction before often does for this one too: one evaluation tells.

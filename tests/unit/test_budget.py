@@ -101,6 +101,8 @@ def test_search_keeps_what_it_found(monkeypatch):
     clock = _Clock(monkeypatch)
 
     class Bound:
+        excess = None
+
         def __init__(self, value: float) -> None:
             self.value = value
 

@@ -307,11 +307,12 @@ def test_workers_across_throws() -> None:
 )
 def test_the_privacy_spent_is_that_of_what_has_begun(batching: Batching, steps: int, part: Batching) -> None:
     pytest.importorskip("opacus")
-    from dpmf.training._accountant import MatrixMechanismAccountant, _first
+    from dpmf.training._accountant import MatrixMechanismAccountant
+    from dpmf.training._schedule import first_part
 
     strategy = dpmf.strategies.dpsgd()
     mechanism = dpmf.Mechanism(strategy, batching)
-    assert _first(mechanism, steps) == dpmf.Mechanism(strategy, part)
+    assert first_part(mechanism, steps) == dpmf.Mechanism(strategy, part)
     accountant = MatrixMechanismAccountant(mechanism)
     for _ in range(Schedule.of(batching).steps):
         accountant.step(noise_multiplier=2.0, sample_rate=1 / 6)

@@ -43,6 +43,7 @@ class _Tuning:
     Attributes:
       emphases: exponents t of the weights e^(t·G_ij/max G) that fits minimise: 0 suits small ε, 3 large ε.
       steep_emphasis: an emphasis for which only rings are fitted.
+      overlap_emphasis: the one for overlapping separators.
       close: a second candidate is kept if its cost is at most this part above the best one's.
       narrow: the bandwidth up to which renewal blocks are not tried.
       most_raised: a line that has to be raised by a larger factor is raised by a constant instead.
@@ -61,6 +62,7 @@ class _Tuning:
 
     emphases: tuple[float, ...] = (0.0, 3.0)
     steep_emphasis: float = 6.0
+    overlap_emphasis: float = 1.0
     close: float = 0.06
     narrow: int = 3
     most_raised: float = 4.0
@@ -110,8 +112,8 @@ def _worth_keeping(gram: Array) -> Iterator[Candidate]:
 def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     """Every family that applies, fitted."""
     found: list[tuple[str, Model | None]] = [("separators", separators(gram, emphasis))]
-    if gram[0, -1] == 0:
-        found += [("overlaps", model) for model in overlaps(gram, emphasis)]
+    if gram[0, -1] == 0 and emphasis == _TUNING.emphases[0]:  # their fits hardly depend on it
+        found += [("overlaps", model) for model in overlaps(gram, _TUNING.overlap_emphasis)]
     width = cyclic_bandwidth(gram)
     if width > _TUNING.narrow:
         found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))

@@ -55,7 +55,7 @@ class _Tuning:
     spacings: tuple[float, ...] = (0.12, 0.22, 0.36, 0.5)
     inner_spacing: float = 0.4
     usual: float = 0.16
-    coarse: float = 0.5
+    coarse: float = 0.8
     usual_load: float = 0.35
     by_load: float = 0.5
     widest: float = 1.3
