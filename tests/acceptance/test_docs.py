@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +66,10 @@ def test_code_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path, mon
     if needs is not None and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     monkeypatch.chdir(tmp_path)
+    run = runner.run_command
+    # A search for a design takes as long as it may: here two seconds will do.
+    shorter = partial(re.sub, r"--time-budget \d+", "--time-budget 2 --batching poisson --workers 1")
+    monkeypatch.setattr(runner, "run_command", lambda command: run(shorter(command)))
     printed = runner.outputs(page)
     for block, said in printed:
         if block.output is not None:

@@ -45,6 +45,7 @@ class _Tuning:
       steep: θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T.
       far_strike: K/n from which single terms may reach the strike before the bulk does.
       many: number of frequencies of a coarse inversion from which another kind is tried.
+      few_puts: frequencies up to which puts serve all strikes of a group.
       few_together: frequencies of a coarse pass up to which one tilt serves all strikes of a group.
       same_route: change of log(G/σ²) over which the same inversion is expected to stay the best.
       clearly: another inversion is taken where its value is below this part of that of the one which was tried first.
@@ -70,6 +71,7 @@ class _Tuning:
     steep: float = 9.0
     far_strike: float = 3.0
     many: int = 64
+    few_puts: int = 128
     few_together: int = 300
     same_route: float = 0.2
     clearly: float = 0.98
@@ -365,17 +367,17 @@ class ChainBound(PreparedAccountant):
             names = ("puts", "calls", "tilted") if steep else ("puts", "calls")
         best: list[tuple[Inversion, _Route] | None] = [None] * len(strikes)
         if len(strikes) > 1 and names[0] != "tilted":
-            # One tilt serves many strikes of a light tail, with far fewer frequencies than the others take.
+            puts = self._invert(law, tilt, _Route("puts"), strikes, coarse=True)
+            if all(one and _quiet(one, law) and one.frequencies <= _TUNING.few_puts for one in puts):
+                return [None if one is None else (one, _Route("puts")) for one in puts]
+            # One tilt serves many strikes of a light tail, with far fewer frequencies than the others take; but where
+            # the bulk falls more steeply than the tail, it is not one for the bulk.
             together = self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)
-            best = [None if one is None else (one, _Route("tilted")) for one in together]
-            if all(_quiet(one, law) and one.frequencies <= _TUNING.few_together for one in together if one) and all(
-                best
-            ):
-                # Where the bulk falls more steeply than the tail, the tilt is not one for the bulk.
-                for place, one in enumerate(self._invert(law, tilt, _Route("puts"), strikes, coarse=True)):
-                    held = best[place]
-                    if one and held and _quiet(one, law) and one.value < _TUNING.clearly * held[0].value:
-                        best[place] = one, _Route("puts")
+            if all(one and _quiet(one, law) and one.frequencies <= _TUNING.few_together for one in together):
+                for place, (one, put) in enumerate(zip(together, puts, strict=True)):
+                    assert one is not None
+                    better = put and _quiet(put, law) and put.value < _TUNING.clearly * one.value
+                    best[place] = (put, _Route("puts")) if put and better else (one, _Route("tilted"))
                 return best
         for name in names:
             found = self._invert(law, tilt, _Route(name), strikes, coarse=True)
