@@ -52,8 +52,8 @@ class _Tuning:
       frequencies: frequencies that are worked on together.
     """
 
-    spacings: tuple[float, ...] = (0.12, 0.22, 0.36, 0.5)
-    inner_spacing: float = 0.4
+    spacings: tuple[float, ...] = (0.12, 0.2, 0.36, 0.5)
+    inner_spacing: float = 0.3
     usual: float = 0.16
     coarse: float = 0.8
     usual_load: float = 0.35
