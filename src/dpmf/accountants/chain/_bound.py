@@ -41,6 +41,7 @@ class _Tuning:
       largest_epsilon: beyond this ε, the Gaussian mechanism without amplification answers.
       variances: of G/σ²; outside this range, the Gaussian mechanism without amplification answers.
       most_variance_of_overlaps: the same for overlapping separators: at little noise their laws take minutes.
+      roughness_of_overlaps: their coarse bounds are larger by about this factor; they have few nodes.
       far: a coarse bound this many times above or below a target is not refined.
       steep: θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T.
       far_strike: K/n from which single terms may reach the strike before the bulk does.
@@ -66,7 +67,8 @@ class _Tuning:
     coarse_loss_together: float = 0.05
     largest_epsilon: float = 200.0
     variances: tuple[float, float] = (1e-9, 300.0)
-    most_variance_of_overlaps: float = 1.5
+    most_variance_of_overlaps: float = 2.0
+    roughness_of_overlaps: float = 1.35
     far: float = 30.0
     steep: float = 9.0
     far_strike: float = 3.0
@@ -161,6 +163,8 @@ class ChainBound(PreparedAccountant):
         self.mechanism, self.family, self.model = mechanism, family, model
         self._plain = Unamplified(mechanism, largest)
         self.slow = isinstance(model, OverlapModel)
+        if self.slow:
+            self.roughness = _TUNING.roughness_of_overlaps
         self._largest = float(model.variances().max())
         self._resolution = _TUNING.resolution.scaled(math.sqrt(min(discretisation_loss, 1.0) / 0.005))
         self._most = max_frequencies
