@@ -40,7 +40,8 @@ class _Tuning:
       coarse_loss_together: the same for several strikes: it is meant for the farthest of them.
       largest_epsilon: beyond this ε, the Gaussian mechanism without amplification answers.
       variances: of G/σ²; outside this range, the Gaussian mechanism without amplification answers.
-      most_variance_of_overlaps: the same for overlapping separators: at little noise their laws take minutes.
+      overlaps_alone: the same for overlapping separators at one ε, where others are nearly as good and quicker.
+      overlaps_together: the same at many ε, of which few are worth their time.
       roughness_of_overlaps: their coarse bounds are larger by about this factor; they have few nodes.
       far: a coarse bound this many times above or below a target is not refined.
       steep: θ(K − n) from which a call's transform, tilted, is not dominated by the bulk of T.
@@ -67,7 +68,8 @@ class _Tuning:
     coarse_loss_together: float = 0.05
     largest_epsilon: float = 200.0
     variances: tuple[float, float] = (1e-9, 300.0)
-    most_variance_of_overlaps: float = 2.0
+    overlaps_alone: float = 0.5
+    overlaps_together: float = 2.0
     roughness_of_overlaps: float = 1.35
     far: float = 30.0
     steep: float = 9.0
@@ -226,7 +228,7 @@ class ChainBound(PreparedAccountant):
         if above <= _TUNING.profile_floor:
             return [above] * len(epsilons)
         shared: list[float | None] = [None] * len(epsilons)
-        if self._applies(noise_multiplier, epsilons[-1]):
+        if self._applies(noise_multiplier, epsilons[-1], _TUNING.overlaps_together):
             model = self.model.scaled(1 / noise_multiplier)
             sign = 1 if direction == "remove" else -1
             shared = self._options_together(model, np.array(epsilons), sign, above, rough)
@@ -275,10 +277,10 @@ class ChainBound(PreparedAccountant):
                     found[place] = min(1.0, (one.value + law.surplus) * float(scales[place]) + FLOOR)
         return found
 
-    def _applies(self, noise_multiplier: float, epsilon: float) -> bool:
+    def _applies(self, noise_multiplier: float, epsilon: float, most_of_overlaps: float) -> bool:
         least, most = _TUNING.variances
         if self.slow:
-            most = _TUNING.most_variance_of_overlaps
+            most = most_of_overlaps
         return least <= self._largest / noise_multiplier**2 <= most and epsilon <= _TUNING.largest_epsilon
 
     def _bound(
@@ -304,7 +306,7 @@ class ChainBound(PreparedAccountant):
     ) -> _Found | None:  # fmt: skip
         """The bound of the majorant, where `plain`, that of the Gaussian mechanism, is not good enough."""
         close_enough = plain <= (_TUNING.negligible if target else _TUNING.least_delta)
-        if close_enough or not self._applies(noise_multiplier, epsilon):
+        if close_enough or not self._applies(noise_multiplier, epsilon, _TUNING.overlaps_alone):
             return None
         model, sign = self.model.scaled(1 / noise_multiplier), 1 if direction == "remove" else -1
         return budget.attempt(lambda: self._option(model, epsilon, sign, target, rough), None)

@@ -29,7 +29,7 @@ DIRECTIONS = ("remove", "add")
 @pytest.fixture(autouse=True)
 def _at_any_noise(monkeypatch):
     """The laws are sound, and tested, also where they take so long that others answer in their place."""
-    monkeypatch.setattr(_bound, "_TUNING", replace(_bound._TUNING, most_variance_of_overlaps=300.0))
+    monkeypatch.setattr(_bound, "_TUNING", replace(_bound._TUNING, overlaps_alone=300.0, overlaps_together=300.0))
 
 
 def example(length: int, depth: int, size: int, inner: float = 0.3) -> OverlapModel:
