@@ -372,13 +372,14 @@ class ChainBound(PreparedAccountant):
         else:
             names = ("puts", "calls", "tilted") if steep else ("puts", "calls")
         best: list[tuple[Inversion, _Route] | None] = [None] * len(strikes)
+        made: dict[str, list[Inversion | None]] = {}
         if len(strikes) > 1 and names[0] != "tilted":
-            puts = self._invert(law, tilt, _Route("puts"), strikes, coarse=True)
+            puts = made["puts"] = self._invert(law, tilt, _Route("puts"), strikes, coarse=True)
             if all(one and _quiet(one, law) and one.frequencies <= _TUNING.few_puts for one in puts):
                 return [None if one is None else (one, _Route("puts")) for one in puts]
             # One tilt serves many strikes of a light tail, with far fewer frequencies than the others take; but where
             # the bulk falls more steeply than the tail, it is not one for the bulk.
-            together = self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)
+            together = made["tilted"] = self._invert(law, tilt, _Route("tilted"), strikes, coarse=True)
             if all(one and _quiet(one, law) and one.frequencies <= _TUNING.few_together for one in together):
                 for place, (one, put) in enumerate(zip(together, puts, strict=True)):
                     assert one is not None
@@ -386,7 +387,7 @@ class ChainBound(PreparedAccountant):
                     best[place] = (put, _Route("puts")) if put and better else (one, _Route("tilted"))
                 return best
         for name in names:
-            found = self._invert(law, tilt, _Route(name), strikes, coarse=True)
+            found = made.get(name) or self._invert(law, tilt, _Route(name), strikes, coarse=True)
             for place, one in enumerate(found):
                 held = best[place]
                 if one is not None and (held is None or one.value < held[0].value):

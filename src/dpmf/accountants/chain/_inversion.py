@@ -289,8 +289,10 @@ def invert_tilted(
             one if one and (held is None or one.value < held.value) else held
             for one, held in zip(found, best, strict=True)
         ]
+        values = np.array([max(one.value - one.noise, 1e-300) for one in found if one is not None])
+        if len(values) < len(found):
+            break
         # In a heavy tail the saddle point promises too much, and what was left out for it is most of the value.
-        values = np.array([math.inf if one is None else max(one.value - one.noise, 1e-300) for one in found])
         below = np.log(values) < estimates - _TUNING.misjudged
         # Where the values fall more steeply from strike to strike than the tilt, they ask for less smoothing.
         apart = np.abs(np.diff(gap)) > 0
