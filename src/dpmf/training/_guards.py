@@ -14,6 +14,7 @@ from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 
 from dpmf.errors import ArgumentError, TrainingError
+from dpmf.training._loader import tensors
 
 _PREFIX = "_module."  # of the names of a model that Opacus has wrapped
 
@@ -163,7 +164,7 @@ class Passes:
         """Watch an output: whether it is still there, and which loss its gradient comes from."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        for tensor in _outputs(output):
+        for tensor in tensors(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 token = _Token()
                 tensor.grad_fn.metadata["dpmf"] = token  # it lives as long as the graph does
@@ -179,17 +180,6 @@ class Passes:
 
 class _Token:
     """Something that a weak reference can point to."""
-
-
-def _outputs(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _outputs(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _outputs(item)
 
 
 def _roots() -> list[Any]:

@@ -140,15 +140,16 @@ def _emptied(batch: Any) -> Any:
     raise TypeError(f"collate_fn must return tensors, dictionaries, lists or tuples, got {type(batch).__name__}")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a tensor, or in dictionaries, lists and tuples of them."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
 
 
 class Deliveries:
@@ -205,7 +206,7 @@ class Deliveries:
         content = parcel.part.content
         self._count += 1
         self._last, self._used, self.parts = parcel.part._replace(content=None), False, 0
-        for tensor in _tensors(content):
+        for tensor in tensors(content):
             tensor._dpmf_delivery = self._count
         return content
 
@@ -213,7 +214,7 @@ class Deliveries:
         """As a hook before the forward pass: refuse tensors of an earlier batch. Copies of them carry no mark."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        for tensor in _tensors([arguments, keywords]):
+        for tensor in tensors([arguments, keywords]):
             if getattr(tensor, "_dpmf_delivery", self._count) != self._count:
                 raise TrainingError(
                     f"the model was given a batch that is not the last one of the data loader: step {self._step()} "
