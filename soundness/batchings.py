@@ -15,7 +15,7 @@ import dpmf
 from dpmf.batching import BallsInBins, Batching, Poisson
 from soundness.problems import DELTA_RANGE, EPSILON_RANGE, Array, Problem, gaussian_epsilon, log_uniform
 
-MOST_PATTERNS = 81
+MOST_PATTERNS = 36
 _EPSILONS = 6
 
 
@@ -103,7 +103,7 @@ def problem_of(mechanism: dpmf.Mechanism, index: int, rng: np.random.Generator) 
     epsilons = [near * f for f in (*rng.uniform(0.05, 0.6, 3), *rng.uniform(0.6, 1.2, 2))]
     epsilons.insert(int(rng.integers(3)), float(rng.choice([0.0, rng.uniform(0, 4)])))
     clipped = tuple(0.0 if e == 0 else min(max(float(e), EPSILON_RANGE[0]), EPSILON_RANGE[1]) for e in epsilons)
-    size = "1 pattern" if len(found) == 1 else f"{'2-9' if len(found) < 10 else '10-81'} patterns"
+    size = "1 pattern" if len(found) == 1 else f"{'2-9' if len(found) < 10 else '10-36'} patterns"
     s = found @ found.T / sigma**2
     return Problem(index, kind_of(batching), size, mechanism, sigma, clipped[:_EPSILONS], delta, s)
 

@@ -132,10 +132,10 @@ COMPOSED: Mapping[str, Plan] = {
     "renyi": Plan((0.5, 0.5, 0.5, 0.5, 0.5, 0.5), 6, target=0.05, light=0.3),
     "lattice": Plan((0.3, 0.5, 0.5, 0.5, 0.5, 0.5), 6, target=0.05, light=0.2),
     "conditional": Plan((0.1, 0.15, 0.15, 0.15, 0.15, 0.15), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
-    "cascade": Plan((0.05, 0.1, 0.1, 0.1, 0.1, 0.1), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "cascade": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "chain": Plan((0.05, 0.12, 0.12, 0.12, 0.12, 0.12), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
-    "best": Plan((0.05, 0.12, 0.12, 0.12, 0.12, 0.12), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
-    "auto": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "best": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "auto": Plan((0.05, 0.06, 0.06, 0.06, 0.06, 0.06), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "lower": Plan((0.5, 0.5, 0.5, 0.5, 0.5, 0.5), 2, light=0.3),
 }
 # Poisson samples have one bound, which these two ask.

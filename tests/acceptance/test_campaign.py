@@ -514,5 +514,5 @@ def test_a_hang_is_a_violation():
             time.sleep(0.01)
 
     with campaign._at_most(0.2):
-        _, problem = cases._guarded(forever)
+        _, problem = cases.guarded(forever)
     assert problem == "TimeoutError: no answer within 0.2 s"
