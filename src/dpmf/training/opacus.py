@@ -274,7 +274,8 @@ def make_private(
       expected_batch_size: a public constant by which sums are divided, in place of n/b. Then not even the number of
         records n is used. With `unit` it counts users.
       max_batch_size: gives all batches this many rows. Rows that fill up a batch have no effect on the model. A bin
-        with more records is cut, and the probability of that is charged to δ.
+        with more records is cut, and the probability of that is charged to δ. With `unit` it counts users, and every
+        batch has this many rows for each record of the user with most of them.
       max_records: with `max_batch_size`, a public upper bound on n, for which the charge is computed. By default it is
         n, which is public then.
       unit: for every record the user it belongs to. Users are thrown into bins then, the mean of the gradients of a
@@ -331,8 +332,6 @@ def make_private(
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    if unit is not None and max_batch_size is not None:
-        raise ArgumentError("max_batch_size", "must not be given with unit: users have different numbers of records")
     sampler = BatchSampler(
         len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world, unit=unit,
         expected_batch_size=expected_batch_size, max_batch_size=max_batch_size, max_records=max_records,
