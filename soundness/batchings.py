@@ -57,10 +57,10 @@ def draw_batching(rng: np.random.Generator) -> Batching:
         stride = int(rng.choice([s for s in range(1, b + 1) if b % s == 0]))
         if stride == b and rng.random() < 0.85:
             continue
-        if rng.random() < 0.25:
+        if rng.random() < 0.35:
             batching: Batching = Poisson(int(rng.integers(1, 4)), b, stride)
         else:
-            m, throws = int(rng.integers(1, 3)), int(rng.integers(1, 4))
+            m, throws = int(rng.integers(1, 3)), int(rng.choice([1, 2, 2, 3, 3]))
             gap = None if throws == 1 or rng.random() < 0.5 else int(rng.integers(0, 5))
             cut = int(rng.integers(0, b)) if throws == 1 and m > 1 else 0
             batching = BallsInBins(
@@ -71,22 +71,14 @@ def draw_batching(rng: np.random.Generator) -> Batching:
 
 
 def draw_mechanism(rng: np.random.Generator) -> dpmf.Mechanism:
-    """A Toeplitz strategy, banded or with a long memory, and a batching that covers it."""
-    while True:
-        width = int(rng.integers(1, 5))
-        column = np.append(1.0, rng.random(width - 1) * rng.choice([0.1, 1.0]))
-        if rng.random() < 0.2:
-            column = (1 + np.arange(60.0)) ** -rng.uniform(0.3, 2)
-        strategy = dpmf.strategies.coefficients(column * rng.choice([0.3, 1.0, 4.0]))
-        if rng.random() < 0.3:
-            strategy = strategy.normalized()
-        batching = draw_batching(rng)
-        if isinstance(batching, Poisson) and width > batching.period and rng.random() < 0.9:
-            continue  # refused: Poisson samples of iterations that share noise are not covered
-        try:
-            return dpmf.Mechanism(strategy, batching)
-        except ValueError:
-            continue
+    """A batching, and a Toeplitz strategy, banded or with a long memory, that it covers."""
+    batching = draw_batching(rng)
+    widest = batching.period if isinstance(batching, Poisson) else 4  # of samples that share no noise
+    column = np.append(1.0, rng.random(int(rng.integers(widest))) * rng.choice([0.1, 1.0]))
+    if not isinstance(batching, Poisson) and rng.random() < 0.2:
+        column = (1 + np.arange(60.0)) ** -rng.uniform(0.3, 2)
+    strategy = dpmf.strategies.coefficients(column * rng.choice([0.3, 1.0, 4.0]))
+    return dpmf.Mechanism(strategy.normalized() if rng.random() < 0.3 else strategy, batching)
 
 
 def problem_of(mechanism: dpmf.Mechanism, index: int, rng: np.random.Generator) -> Problem:

@@ -130,7 +130,7 @@ PLANS: Mapping[str, Plan] = {
 COMPOSED: Mapping[str, Plan] = {
     "gaussian": Plan((1, 1, 1, 1, 1, 1), 6, target=0.05, calibrate=0.1, light=0.5),
     "renyi": Plan((0.5, 0.5, 0.5, 0.5, 0.5, 0.5), 6, target=0.05, light=0.3),
-    "lattice": Plan((0.3, 0.5, 0.5, 0.5, 0.5, 0.5), 6, target=0.05, light=0.2),
+    "lattice": Plan((0.2, 0.35, 0.35, 0.35, 0.35, 0.35), 6, target=0.02, light=0.2),
     "conditional": Plan((0.1, 0.15, 0.15, 0.15, 0.15, 0.15), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "cascade": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "chain": Plan((0.05, 0.12, 0.12, 0.12, 0.12, 0.12), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
