@@ -220,6 +220,8 @@ def cifar10(images: Array, labels: Array, test: Array, test_labels: Array, devic
     y, y_test = torch.from_numpy(labels), torch.from_numpy(test_labels)
 
     def clipped_sum(theta: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if not len(index):  # an empty bin, where only few records are used
+            return torch.zeros_like(theta)
         return cifar10_grid.clipped_sum(theta, x[index], y[index], torch.ones(len(index)))
 
     def accuracy(theta: torch.Tensor, index: torch.Tensor | None) -> float:
