@@ -35,7 +35,7 @@ def _mechanism(items: tuple[tuple[str, Any], ...]) -> dpmf.Mechanism:
 
 def _named(mechanism: Plain) -> dpmf.Mechanism:
     """The mechanism, kept for the next cell of the same worker: Gram matrices and optimised strategies take time."""
-    return _mechanism(tuple(sorted(mechanism.items())))
+    return _mechanism(tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(mechanism.items())))
 
 
 def sigma(

@@ -18,6 +18,8 @@ TITLES = {
     "bandmf": "BandMF",
     "bandinvmf": "BandInvMF",
     "blt": "BLT",
+    "power": "(1 − λx)^(−a)",
+    "coefficients": "coefficients",
 }
 
 
@@ -30,12 +32,16 @@ class MechanismSpec:
     batches: int
     bandwidth: int | None = None
     batching: str = "fixed"
+    series: tuple[float, float] | None = None  # λ and a of "power"
+    coefficients: tuple[float, ...] = ()  # of "coefficients"
 
     @property
     def slug(self) -> str:
         """As people type it: ``bsr4 N=100 k=1``."""
         how = "" if self.batching == "fixed" else f" {self.batching}"
-        return f"{self.strategy}{self.bandwidth or ''} N={self.epochs * self.batches} k={self.epochs}{how}"
+        numbers = "" if self.series is None else f"({self.series[0]:g}, {self.series[1]:g})"
+        name = f"{self.strategy}{self.bandwidth or ''}{numbers}"
+        return f"{name} N={self.epochs * self.batches} k={self.epochs}{how}"
 
     @property
     def title(self) -> str:
@@ -45,12 +51,18 @@ class MechanismSpec:
     def plain(self) -> dict[str, Any]:
         found: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "batches": self.batches}
         found |= {"bandwidth": self.bandwidth} if self.bandwidth else {}
+        found |= {"decay": self.series[0], "exponent": self.series[1]} if self.series else {}
+        found |= {"coefficients": list(self.coefficients)} if self.coefficients else {}
         return found | ({"batching": self.batching} if self.batching != "fixed" else {})
 
 
 def mechanism_of(plain: Mapping[str, Any]) -> dpmf.Mechanism:
     """The mechanism that a cell's parameters name."""
-    strategy = dpmf.strategies.build(plain["strategy"], bandwidth=plain.get("bandwidth"))
+    if plain["strategy"] == "coefficients":
+        strategy: dpmf.strategies.Strategy = dpmf.strategies.coefficients(plain["coefficients"])
+    else:
+        options: dict[str, Any] = {name: plain.get(name) for name in ("bandwidth", "decay", "exponent")}
+        strategy = dpmf.strategies.build(plain["strategy"], **options)
     width = plain.get("bandwidth") or 1
     kind = plain.get("batching", "fixed")
     return dpmf.Mechanism(strategy, build(kind, plain["epochs"], plain["batches"], bandwidth=width))

@@ -28,27 +28,34 @@ class Row:
 
 
 _UNCORRELATED = (1.005, 1.005, 1.005, 1.005)
-_NARROW = (1.05, 1.03, 1.02, 1.02)
-_WIDE = (1.08, 1.07, 1.05, 1.05)
-_MEDIUM_EPOCHS = (1.12, 1.08, 1.04, 1.04)
-_WIDE_EPOCHS = (1.18, 1.15, 1.09, 1.06)
+_CLOSE = (1.02, 1.02, 1.02, 1.02)
+_OTHERS = (1.04, 1.04, 1.04, 1.04)
+
+_IRREGULAR = (1.0, 0.1, 0.6, 0.05, 0.4, 0.02, 0.3)
 
 ROWS = (
     Row("DP-SGD, b=100, k=1", MechanismSpec("dpsgd", 1, 100), _UNCORRELATED),
     Row("DP-SGD, b=100, k=10", MechanismSpec("dpsgd", 10, 100), _UNCORRELATED),
-    Row("BSR2, b=100, k=10", MechanismSpec("bsr", 10, 100, 2), _NARROW),
-    Row("BSR3, b=100, k=10", MechanismSpec("bsr", 10, 100, 3), _NARROW),
-    Row("BSR4, b=100, k=10", MechanismSpec("bsr", 10, 100, 4), _NARROW),
-    Row("BSR4, b=100, k=1", MechanismSpec("bsr", 1, 100, 4), _NARROW),
-    Row("BISR4, b=100, k=10", MechanismSpec("bisr", 10, 100, 4), _NARROW),
-    Row("BandInvMF4, b=100, k=10", MechanismSpec("bandinvmf", 10, 100, 4), _NARROW),
-    Row("BSR64, b=100, k=1", MechanismSpec("bsr", 1, 100, 64), _WIDE),
-    Row("BISR64, b=100, k=1", MechanismSpec("bisr", 1, 100, 64), _WIDE),
-    Row("BLT, b=100, k=1", MechanismSpec("blt", 1, 100), _WIDE),
-    Row("BandMF64, b=100, k=1", MechanismSpec("bandmf", 1, 100, 64), _WIDE),
-    Row("BSR16, b=200, k=5", MechanismSpec("bsr", 5, 200, 16), _MEDIUM_EPOCHS),
-    Row("BSR64, b=250, k=4", MechanismSpec("bsr", 4, 250, 64), _WIDE_EPOCHS),
-    Row("BISR64, b=250, k=4", MechanismSpec("bisr", 4, 250, 64), _WIDE_EPOCHS),
+    Row("BSR2, b=100, k=10", MechanismSpec("bsr", 10, 100, 2), _CLOSE),
+    Row("BSR3, b=100, k=10", MechanismSpec("bsr", 10, 100, 3), _CLOSE),
+    Row("BSR4, b=100, k=10", MechanismSpec("bsr", 10, 100, 4), _CLOSE),
+    Row("BSR4, b=100, k=1", MechanismSpec("bsr", 1, 100, 4), _CLOSE),
+    Row("BISR4, b=100, k=10", MechanismSpec("bisr", 10, 100, 4), _CLOSE),
+    Row("BandInvMF4, b=100, k=10", MechanismSpec("bandinvmf", 10, 100, 4), _CLOSE),
+    Row("BSR64, b=100, k=1", MechanismSpec("bsr", 1, 100, 64), _CLOSE),
+    Row("BISR64, b=100, k=1", MechanismSpec("bisr", 1, 100, 64), _CLOSE),
+    Row("BLT, b=100, k=1", MechanismSpec("blt", 1, 100), _CLOSE),
+    Row("BandMF64, b=100, k=1", MechanismSpec("bandmf", 1, 100, 64), _CLOSE),
+    Row("BSR16, b=200, k=5", MechanismSpec("bsr", 5, 200, 16), _CLOSE),
+    Row("BSR64, b=250, k=4", MechanismSpec("bsr", 4, 250, 64), _CLOSE),
+    Row("BISR64, b=250, k=4", MechanismSpec("bisr", 4, 250, 64), _CLOSE),
+    Row("BSR8, b=20, k=50", MechanismSpec("bsr", 50, 20, 8), _OTHERS),
+    Row("BISR16, b=100, k=10", MechanismSpec("bisr", 10, 100, 16), _OTHERS),
+    Row("BSR64, b=100, k=10", MechanismSpec("bsr", 10, 100, 64), _OTHERS),
+    Row("(1 − 0.968x)^(−0.4), b=100, k=10", MechanismSpec("power", 10, 100, series=(0.968, 0.4)), _OTHERS),
+    Row("(1 − 0.99x)^(−0.5), b=100, k=10", MechanismSpec("power", 10, 100, series=(0.99, 0.5)), _OTHERS),
+    Row("8 equal coefficients, b=128, k=4", MechanismSpec("coefficients", 4, 128, coefficients=(1.0,) * 8), _OTHERS),
+    Row("irregular coefficients, b=100, k=5", MechanismSpec("coefficients", 5, 100, coefficients=_IRREGULAR), _OTHERS),
 )
 
 TRUTH = "monte-carlo"
@@ -162,7 +169,7 @@ def summary(results: Results) -> str:
 def picture(results: Results) -> Any:
     """How many times the true noise each accountant asks for: one panel for each ε, one row for each mechanism."""
     figure, axes = new_figure(len(EPSILONS))
-    figure.set_size_inches(11.5, 4.6)
+    figure.set_size_inches(11.5, 6.0)
     for ax, epsilon in zip(axes, EPSILONS, strict=True):
         for column, look in _LOOKS.items():
             ratios = [ratio_of(results, row, column, epsilon) for row in ROWS]
