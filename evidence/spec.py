@@ -32,15 +32,15 @@ class MechanismSpec:
     batches: int
     bandwidth: int | None = None
     batching: str = "fixed"
-    series: tuple[float, float] | None = None  # λ and a of "power"
+    decay: float | None = None  # λ and a of "power"
+    exponent: float | None = None
     coefficients: tuple[float, ...] = ()  # of "coefficients"
 
     @property
     def slug(self) -> str:
         """As people type it: ``bsr4 N=100 k=1``."""
         how = "" if self.batching == "fixed" else f" {self.batching}"
-        numbers = "" if self.series is None else f"({self.series[0]:g}, {self.series[1]:g})"
-        name = f"{self.strategy}{self.bandwidth or ''}{numbers}"
+        name = f"{self.strategy}{self.bandwidth or ''}" + (f"({self.decay:g}, {self.exponent:g})" if self.decay else "")
         return f"{name} N={self.epochs * self.batches} k={self.epochs}{how}"
 
     @property
@@ -51,7 +51,7 @@ class MechanismSpec:
     def plain(self) -> dict[str, Any]:
         found: dict[str, Any] = {"strategy": self.strategy, "epochs": self.epochs, "batches": self.batches}
         found |= {"bandwidth": self.bandwidth} if self.bandwidth else {}
-        found |= {"decay": self.series[0], "exponent": self.series[1]} if self.series else {}
+        found |= {"decay": self.decay, "exponent": self.exponent} if self.decay else {}
         found |= {"coefficients": list(self.coefficients)} if self.coefficients else {}
         return found | ({"batching": self.batching} if self.batching != "fixed" else {})
 

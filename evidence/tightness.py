@@ -52,8 +52,8 @@ ROWS = (
     Row("BSR8, b=20, k=50", MechanismSpec("bsr", 50, 20, 8), _OTHERS),
     Row("BISR16, b=100, k=10", MechanismSpec("bisr", 10, 100, 16), _OTHERS),
     Row("BSR64, b=100, k=10", MechanismSpec("bsr", 10, 100, 64), _OTHERS),
-    Row("(1 − 0.968x)^(−0.4), b=100, k=10", MechanismSpec("power", 10, 100, series=(0.968, 0.4)), _OTHERS),
-    Row("(1 − 0.99x)^(−0.5), b=100, k=10", MechanismSpec("power", 10, 100, series=(0.99, 0.5)), _OTHERS),
+    Row("(1 − 0.968x)^(−0.4), b=100, k=10", MechanismSpec("power", 10, 100, decay=0.968, exponent=0.4), _OTHERS),
+    Row("(1 − 0.99x)^(−0.5), b=100, k=10", MechanismSpec("power", 10, 100, decay=0.99, exponent=0.5), _OTHERS),
     Row("8 equal coefficients, b=128, k=4", MechanismSpec("coefficients", 4, 128, coefficients=(1.0,) * 8), _OTHERS),
     Row("irregular coefficients, b=100, k=5", MechanismSpec("coefficients", 5, 100, coefficients=_IRREGULAR), _OTHERS),
 )
