@@ -88,7 +88,7 @@ TIGHTNESS = {
     "bsr4 N=1000 k=10": {0.25: 0.96, 1: 0.92, 4: 0.98, 8: 0.99},
     "bsr64 N=100 k=1": {0.25: 0.99, 1: 0.98, 4: 0.92, 8: 0.96},
     "bisr64 N=100 k=1": {0.25: 0.99, 1: 0.98, 4: 0.93, 8: 0.96},
-    "bisr4 N=1000 k=10": {0.25: 0.98, 1: 0.88, 4: 0.96, 8: 0.99},
+    "bisr4 N=1000 k=10": {0.25: 0.98, 1: 0.965, 4: 0.96, 8: 0.99},
 }
 
 
@@ -107,7 +107,9 @@ def test_reference_noise_multipliers(name: str) -> None:
             error = 5 * cell[f"rel_se_delta_{direction}"] + 0.01
             assert bounds.delta(truth, epsilon, direction) <= delta * (1 + error)
         if delta == 1e-5 and epsilon in TIGHTNESS[name]:
-            assert bounds.exceeds(delta, cell["sigma_remove"] * TIGHTNESS[name][epsilon], epsilon, "remove")
+            sigma = cell["sigma_remove"] * TIGHTNESS[name][epsilon]
+            quick = bounds.exceeds(delta, sigma, epsilon, "remove")
+            assert quick or bounds.refined(delta, sigma, epsilon, "remove")
 
 
 def test_noise_multiplier_is_certified_and_close() -> None:
