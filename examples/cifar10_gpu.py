@@ -14,7 +14,7 @@ import cifar10_grid
 import cifar10_kernels as kernels
 import numpy as np
 import torch
-from study_runs import Array, Mechanism, Run, Task, batches, noise_rows
+from study_runs import Array, Mechanism, Optimizer, Run, Task, batches, noise_rows
 
 STREAMS = 4
 MOST = 640  # records in a batch; one of 515 expected records exceeds it less than once in 10⁷ batches
@@ -40,10 +40,12 @@ class ManyRuns(Task):
         self.steps = [kernels.Step(data, self.labels, MOST, STEPS, self.clip, offsets) for _ in range(STREAMS)]
         self.streams = [torch.cuda.Stream() for _ in self.steps]
         self.normals = [torch.empty(STEPS + 200, offsets[-1], device=device) for _ in self.steps]
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
+        self.optimizers = [{n: Optimizer(n, step.theta, STEPS) for n in Optimizer.NAMES} for step in self.steps]
         self.starts: dict[int, torch.Tensor] = {}
         self.tables: dict[tuple[object, ...], tuple[torch.Tensor, Array]] = {}
         self.matrices: dict[tuple[str, str, float], torch.Tensor] = {}
+        self.numbers: dict[tuple[str, str, float, float], torch.Tensor] = {}
         chunks = -(-max(len(test_labels), self.held) // MOST)
         self.chunk = torch.arange(chunks, dtype=torch.int32, device=device).repeat_interleave(4)
         self.scored = {flag: self._scored(flag, chunks) for flag in (False, True)}
@@ -76,14 +78,14 @@ class ManyRuns(Task):
         """How many records are computed for a batch: a few widths only, since each needs a graph."""
         return 32 * -(-max(size, int(expected - expected**0.5)) // 32)
 
-    def _graph(self, place: int, width: int) -> torch.cuda.CUDAGraph:
-        if (place, width) not in self.graphs:
+    def _graph(self, place: int, width: int, name: str) -> torch.cuda.CUDAGraph:
+        if (place, width, name) not in self.graphs:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self.steps[place](width)
-            self.graphs[place, width] = graph
-        return self.graphs[place, width]
+                self.steps[place](width, self.optimizers[place].get(name))
+            self.graphs[place, width, name] = graph
+        return self.graphs[place, width, name]
 
     def _begin(self, place: int, mechanism: Mechanism, run: Run) -> list[torch.cuda.CUDAGraph]:
         """Load a run into the buffers of a stream; returns the graph of each of its steps."""
@@ -94,7 +96,8 @@ class ManyRuns(Task):
         if key not in self.matrices:
             self.matrices[key] = _copied(torch.from_numpy(mechanism["sigma"] * self.clip * noise_rows(mechanism)))
         expected = len(self.split(run.held_out)[0]) / mechanism["batches"]
-        graphs = [self._graph(place, self._width(int(size), expected)) for size in index_sizes[1]]
+        name = mechanism.get("optimizer", "")
+        graphs = [self._graph(place, self._width(int(size), expected), name) for size in index_sizes[1]]
         matrix = self.matrices[key]
         with torch.cuda.stream(self.streams[place]):
             step.index[: len(graphs)].copy_(index_sizes[0], non_blocking=True)
@@ -102,6 +105,11 @@ class ManyRuns(Task):
             step.theta.copy_(self.starts[run.seed])
             step.theta16.copy_(step.theta)
             step.rate.fill_(run.learning_rate / expected)
+            step.inverse.fill_(-1 / expected)
+            if name:
+                if (*key, expected) not in self.numbers:
+                    self.numbers[*key, expected] = Optimizer.numbers(mechanism, self.clip, expected).pin_memory()
+                self.optimizers[place][name].begin(self.numbers[*key, expected], run.learning_rate)
             step.step.zero_()
             normals = self.normals[place][: matrix.shape[1]]
             normals.normal_(generator=torch.Generator("cuda").manual_seed(run.seed + 12345))

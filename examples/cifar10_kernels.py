@@ -7,6 +7,8 @@ torch and is what the kernels were checked against. This module needs Triton and
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -310,6 +312,7 @@ class Step:
         self.index = make(steps, most, dtype=torch.int32)
         self.counts = make(steps, dtype=torch.int32)
         self.noise = make(steps, self.parameters, dtype=torch.float32)
+        self.gradient, self.inverse = make(self.parameters, dtype=torch.float32), make(1, dtype=torch.float32)
 
     def forward(self, width: int, index: torch.Tensor, step: torch.Tensor) -> None:
         """Up to the features, for the records in a row of the index."""
@@ -369,16 +372,22 @@ class Step:
             self.d[layer - 1], side, co, ci, BM=block, POOLED=pooled, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    def finish(self, width: int) -> None:
+    def finish(self, width: int, optimizer: Any = None) -> None:
         _factors[(width // 16,)](self.norms, self.counts, self.step, self.clip, self.factor, self.SLOTS, BN=16)
+        theta, rate = self.theta, self.rate
+        if optimizer is not None:  # a step from zero, of a rate that is −1 over the expected batch size: the gradient
+            theta, rate = self.gradient.zero_(), self.inverse
         block, warps, stages, part = SHAPES["update", 0]
         _update[(triton.cdiv(self.parameters, block),)](
-            self.g, self.stride, self.factor, width, self.noise, self.theta, self.theta16, self.rate, self.step,
+            self.g, self.stride, self.factor, width, self.noise, theta, self.theta16, rate, self.step,
             self.parameters, BP=block, BN=part, num_warps=warps, num_stages=stages,
         )  # fmt: skip
+        if optimizer is not None:
+            optimizer.update(self.theta, self.gradient, self.step)
+            self.theta16.copy_(self.theta)
         self.step += 1
 
-    def __call__(self, width: int) -> None:
+    def __call__(self, width: int, optimizer: Any = None) -> None:
         self.forward(width, self.index, self.step)
         self.backward(width)
-        self.finish(width)
+        self.finish(width, optimizer)

@@ -1,7 +1,8 @@
 """Does the error of a mechanism predict how well it trains? Many mechanisms, learning rates tuned the same way.
 
     python examples/study.py train  --task cifar10 --data cifar10.tar.xz --cells main:8,1,4,2 --output runs.csv
-    python examples/study.py train  --task digits --cells digits:2 --output runs.csv
+    python examples/study.py train  --task cifar10 --data cifar10.tar.xz --cells main/adamw:4 --seeds 10
+    python examples/study.py train  --task digits --cells digits:1 --output runs.csv
     python examples/study.py report --picture docs/pictures/cifar10-study.png
 
 `train` chooses a learning rate for each mechanism and ε on held-out records, then trains on everything and scores on
@@ -30,6 +31,9 @@ MECHANISMS, RUNS = DATA / "cifar10-study-mechanisms.json", DATA / "cifar10-study
 # mechanism lies inside what was tried for it, or at an end of the grid.
 RATES = (0.033, 0.05, 0.075, 0.11, 0.17, 0.25, 0.38, 0.56, 0.84, 1.2, 1.8)
 STARTS = {1.0: 0.11, 2.0: 0.17, 4.0: 0.25, 8.0: 0.38}
+# Of other optimizers: momentum 0.9 makes steps ten times as long; those of Adam are measured in noise levels.
+ADAM_RATES = tuple(0.0005 * 2**i for i in range(9))
+ADAM_STARTS = {"adamw": 0.008, "corrected": 0.004}
 DIGIT_RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 TUNING_SEEDS = (1000, 1001)
 MORE_TUNING_SEEDS = (1002, 1003)  # for the two best rates, with --refine
@@ -42,6 +46,37 @@ Scores = dict[Cell, dict[tuple[str, float], dict[int, float]]]  # by (split, lea
 
 def read_mechanisms(path: Path) -> dict[Cell, dict[str, Any]]:
     return {(m["setting"], m["name"], m["epsilon"]): m for m in json.loads(path.read_text())}
+
+
+def chosen(mechanisms: dict[Cell, dict[str, Any]], words: str) -> list[Cell]:
+    """The cells that `setting[/optimizer]:ε,…[:mechanism,…]` names.
+
+    Those with an optimizer are added to the mechanisms, with the setting `setting/optimizer`, so that their runs are
+    kept apart from those with plain SGD.
+    """
+    setting, epsilons, names, *_ = [*words.split(":"), "", ""]
+    setting, _, optimizer = setting.partition("/")
+    wanted = [float(e) for e in epsilons.split(",")]
+    cells = [c for c in mechanisms if c[0] == setting and c[2] in wanted and (not names or c[1] in names.split(","))]
+    cells.sort(key=lambda cell: wanted.index(cell[2]))
+    if optimizer:
+        new = {(f"{setting}/{optimizer}", *cell[1:]): mechanisms[cell] for cell in cells}
+        mechanisms |= {c: {**m, "setting": c[0], "optimizer": optimizer} for c, m in new.items()}
+        cells = list(new)
+    if not cells:
+        raise ValueError(f"cells must name a setting, its ε and mechanisms that exist, got {words}")
+    return cells
+
+
+def grid(task: str, setting: str) -> tuple[tuple[float, ...], Callable[[float], float]]:
+    """The learning rates to choose from, and where to begin for an ε."""
+    optimizer = setting.partition("/")[2]
+    if optimizer in ADAM_STARTS:
+        return ADAM_RATES, lambda _: ADAM_STARTS[optimizer]
+    share = 0.1 if optimizer == "momentum" else 1.0
+    if task == "digits":
+        return tuple(share * rate for rate in DIGIT_RATES), lambda _: share * 2.0
+    return tuple(round(share * rate, 4) for rate in RATES), lambda epsilon: round(share * STARTS[epsilon], 4)
 
 
 def write_mechanisms(path: Path, mechanisms: dict[Cell, dict[str, Any]]) -> None:
@@ -135,10 +170,10 @@ def train(arguments: argparse.Namespace) -> None:
     import study_runs
 
     until = time.monotonic() + arguments.seconds
-    rates, start = RATES, STARTS.__getitem__
+    mechanisms = read_mechanisms(arguments.mechanisms)
+    groups = [(words, chosen(mechanisms, words)) for words in arguments.cells]
     if arguments.task == "digits":
         task = study_runs.digits()
-        rates, start = DIGIT_RATES, lambda _: 2.0
     else:
         import cifar10_data
         import torch
@@ -147,37 +182,41 @@ def train(arguments: argparse.Namespace) -> None:
         if arguments.records:
             data = cifar10_data.Cifar10(*(part[:: max(1, len(part) // arguments.records)] for part in data))
         task = study_runs.cifar10(*data, "cuda" if torch.cuda.is_available() else "cpu")
-    training = Training(task, read_mechanisms(arguments.mechanisms), arguments.output, until)
-    for group in arguments.cells:
-        setting, _, listed = group.partition(":")
-        epsilons = [float(e) for e in listed.split(",")]
-        cells = [cell for cell in training.mechanisms if cell[0] == setting and cell[2] in epsilons]
+    training = Training(task, mechanisms, arguments.output, until)
+    for group, cells in groups:
         print(f"{group}: {len(cells)} mechanisms", flush=True)
+        rates, start = grid(arguments.task, cells[0][0])
         done = training.tune(cells, rates, start) and (not arguments.refine or training.refine(cells))
         if not (done and training.final(cells, arguments.seeds)):
             return
 
 
 def prove(arguments: argparse.Namespace) -> None:
-    """The σ that dpmf proves for bins that are thrown anew in every epoch, rounded up, as a field of the file."""
+    """Calibrate σ for bins that are thrown once or in every epoch; it replaces one that was not proved, rounded up."""
     import dpmf
     from dpmf.formatting import upper
 
     mechanisms = read_mechanisms(arguments.mechanisms)
     for words in arguments.cells:
-        setting, name, epsilon = words.split(":")
-        found = mechanisms.get((setting, name, float(epsilon)), {})
-        if found.get("batching") != "reshuffled":
-            raise ValueError(f"cells must name mechanisms with reshuffled bins, got {words}")
-        batching = dpmf.BallsInBins(found["epochs"], found["batches"], rethrow_every=1)
-        answer = dpmf.calibrate(
-            dpmf.Mechanism(dpmf.strategies.coefficients(found["coefficients"]), batching),
-            target_epsilon=float(epsilon),
-            target_delta=found["delta"],
-        )
-        found["sigma_proved"] = float(upper(answer.noise_multiplier))
-        print(f"{words}: trained with {found['sigma']:g}, proved {found['sigma_proved']:g}", flush=True)
-        write_mechanisms(arguments.mechanisms, mechanisms)
+        for cell in chosen(mechanisms, words):
+            found = mechanisms[cell]
+            if found["batching"] not in ("fixed", "reshuffled") or "coefficients" not in found:
+                raise ValueError(f"cells must name mechanisms with bins and coefficients, {cell[1]} is another one")
+            every = 1 if found["batching"] == "reshuffled" else None
+            batching = dpmf.BallsInBins(found["epochs"], found["batches"], rethrow_every=every)
+            answer = dpmf.calibrate(
+                dpmf.Mechanism(dpmf.strategies.coefficients(found["coefficients"]), batching),
+                target_epsilon=cell[2],
+                target_delta=found["delta"],
+            )
+            sigma = float(upper(answer.noise_multiplier))
+            print(
+                f"{cell[0]}:{cell[2]:g}:{cell[1]}: {found['sigma']:g} ({found['sigma_from']}), proved {sigma:g}",
+                flush=True,
+            )
+            if not found["sigma_from"].startswith("proved"):
+                found |= {"sigma": sigma, "sigma_from": "proved: dpmf"}
+                write_mechanisms(arguments.mechanisms, mechanisms)
 
 
 def main() -> None:
@@ -186,7 +225,9 @@ def main() -> None:
     one = commands.add_parser("train", help="tune and train what is missing")
     one.add_argument("--task", choices=("cifar10", "digits"), required=True)
     one.add_argument("--data", help="CIFAR-10: see cifar10_data.py")
-    one.add_argument("--cells", nargs="+", required=True, help="what to train, in this order, as setting:ε,ε,…")
+    one.add_argument(
+        "--cells", nargs="+", required=True, help="what to train, in this order: setting[/optimizer]:ε,…[:mechanism,…]"
+    )
     one.add_argument("--output", type=Path, default=RUNS)
     one.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     one.add_argument("--seeds", type=int, default=SEEDS)
@@ -194,12 +235,13 @@ def main() -> None:
     one.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
     one.add_argument("--records", type=int, help="only about so many training and test images, to try it out")
     three = commands.add_parser(
-        "prove", help="write the σ that dpmf proves beside that which was trained with; minutes each"
+        "prove", help="the σ that dpmf proves, in place of one that was not proved; up to minutes each"
     )
-    three.add_argument("--cells", nargs="+", required=True, help="setting:mechanism:ε")
+    three.add_argument("--cells", nargs="+", required=True, help="setting:ε,…[:mechanism,…]")
     three.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     two = commands.add_parser("report", help="the tables, the numbers in the text and the picture of docs/training.md")
     two.add_argument("--picture", type=Path)
+    two.add_argument("--page", type=Path, help="a page whose tables are replaced")
     two.add_argument("--runs", type=Path, default=RUNS)
     two.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     arguments = parser.parse_args()
@@ -211,7 +253,9 @@ def main() -> None:
         else:
             import study_report
 
-            study_report.report(read_mechanisms(arguments.mechanisms), read_runs(arguments.runs), arguments.picture)
+            study_report.report(
+                read_mechanisms(arguments.mechanisms), read_runs(arguments.runs), arguments.picture, arguments.page
+            )
     except (ValueError, ImportError, OSError) as error:
         parser.error(str(error))
 

@@ -2,7 +2,8 @@
 
 A mechanism is a dictionary, as docs/data/cifar10-study-mechanisms.json holds them. Batches follow its batching; noise
 is σ · clipping norm · C⁻¹Z with the strategy as given. The rows of a gap between two throws are added to the model with
-the last batch before the gap. On the CPU a seed determines a run.
+the last batch before the gap. Its entry `optimizer`, if there is one, names what takes the place of plain SGD. On the
+CPU a seed determines a run.
 """
 
 from __future__ import annotations
@@ -74,6 +75,60 @@ def noise_rows(mechanism: Mechanism) -> Array:
     return np.add.reduceat(inverse, starts, axis=0).astype(np.float32)
 
 
+class Optimizer:
+    """How the noisy gradient (the sum divided by the expected batch size) changes a model, other than by plain SGD.
+
+    `momentum` is SGD with momentum 0.9, and `adamw` is AdamW with PyTorch's defaults. `corrected` is Adam without the
+    noise's own part in its second moment, as in `adaptive.py`: this part is the average of the squared noise levels,
+    which are known, and a quarter of it is the least that is left. A step calls nothing that waits for a GPU, so that
+    it can be part of a captured graph.
+    """
+
+    NAMES = ("momentum", "adamw", "corrected")
+    FIRST, SECOND, SMALL, DECAY, SHARE = 0.9, 0.999, 1e-8, 0.01, 0.25
+
+    def __init__(self, name: str, theta: torch.Tensor, steps: int):
+        if name not in self.NAMES:
+            raise ValueError(f"optimizer must be one of {', '.join(self.NAMES)}, got {name}")
+        self.name = name
+        self.first, self.second = torch.zeros_like(theta), torch.zeros_like(theta)
+        self.rate = torch.zeros(1, device=theta.device)
+        self.table = torch.ones(steps, 3, device=theta.device)
+
+    @classmethod
+    def numbers(cls, mechanism: Mechanism, clip: float, expected: float) -> torch.Tensor:
+        """Of every step: how much of both moments there is yet, and the noise's own part of the second one."""
+        levels = mechanism["sigma"] * clip / expected * np.linalg.norm(noise_rows(mechanism), axis=1)
+        out, part = np.empty((len(levels), 3)), 0.0
+        for t, level in enumerate(levels):
+            part = cls.SECOND * part + (1 - cls.SECOND) * level**2
+            whole = 1 - cls.SECOND ** (t + 1)
+            out[t] = 1 - cls.FIRST ** (t + 1), whole, part / whole
+        return torch.from_numpy(out.astype(np.float32))
+
+    def begin(self, table: torch.Tensor, rate: float) -> None:
+        self.first.zero_()
+        self.second.zero_()
+        self.table[: len(table)].copy_(table, non_blocking=True)
+        self.rate.fill_(rate)
+
+    def update(self, theta: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor) -> None:
+        """Change the model in place; `step` has the number of the step, from 0, as its one element."""
+        if self.name == "momentum":
+            self.first.mul_(self.FIRST).add_(gradient)
+            theta.sub_(self.rate * self.first)
+            return
+        one, two, known = self.table.index_select(0, step)[0].unbind()
+        self.first.mul_(self.FIRST).add_(gradient, alpha=1 - self.FIRST)
+        self.second.mul_(self.SECOND).addcmul_(gradient, gradient, value=1 - self.SECOND)
+        if self.name == "adamw":
+            theta.mul_(1 - self.rate * self.DECAY)
+            size = (self.second / two).sqrt_().add_(self.SMALL)
+        else:
+            size = torch.maximum(self.second / two - known, self.SHARE * known).sqrt_()
+        theta.sub_(self.rate / one * self.first / size)
+
+
 @dataclass
 class Task:
     """Records, a model as one vector, its clipped gradients and its accuracy; plain torch, on the CPU."""
@@ -102,9 +157,16 @@ class Task:
         rows = torch.from_numpy(noise_rows(mechanism))
         normals = torch.randn(rows.shape[1], len(theta), generator=torch.Generator().manual_seed(run.seed + 12345))
         noise = mechanism["sigma"] * self.clip * (rows @ normals)
-        rate = run.learning_rate * mechanism["batches"] / len(kept)
-        for batch, row in zip(batches(mechanism, len(kept), run.seed), noise, strict=True):
-            theta -= rate * (self.clipped_sum(theta, torch.from_numpy(kept[batch])) + row)
+        expected, optimizer = len(kept) / mechanism["batches"], None
+        if name := mechanism.get("optimizer"):
+            optimizer = Optimizer(name, theta, len(noise))
+            optimizer.begin(Optimizer.numbers(mechanism, self.clip, expected), run.learning_rate)
+        for t, (batch, row) in enumerate(zip(batches(mechanism, len(kept), run.seed), noise, strict=True)):
+            noisy = self.clipped_sum(theta, torch.from_numpy(kept[batch])) + row
+            if optimizer is None:
+                theta -= run.learning_rate * mechanism["batches"] / len(kept) * noisy
+            else:
+                optimizer.update(theta, noisy / expected, torch.tensor([t]))
         return self.accuracy(theta, None if scored is None else torch.from_numpy(scored))
 
 
@@ -158,6 +220,8 @@ def cifar10(images: Array, labels: Array, test: Array, test_labels: Array, devic
     y, y_test = torch.from_numpy(labels), torch.from_numpy(test_labels)
 
     def clipped_sum(theta: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if not len(index):  # an empty bin, where only few records are used
+            return torch.zeros_like(theta)
         return cifar10_grid.clipped_sum(theta, x[index], y[index], torch.ones(len(index)))
 
     def accuracy(theta: torch.Tensor, index: torch.Tensor | None) -> float:

@@ -255,6 +255,9 @@ class _Contest:
                 self._search(place, start, crude, _STRIDE)
         if self.best is None or (alone and not outside):
             return
+        if alone and start < self.best[0]:  # the start is where its root is likely, closed forms are far above it
+            self._search(0, start, tolerance, _STRIDE)
+            return
         if only and not outside:  # the others are closed forms, which are asked at once
             for place in range(1, len(self._members)):
                 lower = self.best[0] * (1 - tolerance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -320,6 +321,32 @@ def test_the_study_clips_gradients_of_digits(example: Any) -> None:
     assert task.accuracy(small, torch.arange(1500)) > before + 0.2
 
 
+def test_the_optimizers_of_the_study_are_those_of_torch(example: Any) -> None:
+    runs = example("study_runs")
+    gradients = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    table, rate = runs.Optimizer.numbers(BANDED, 8.0, 10.0), 0.03
+    corrected = example("adaptive").CorrectedAdam if importlib.util.find_spec("opacus") else None
+    twins = {"momentum": lambda p: torch.optim.SGD(p, lr=rate, momentum=0.9)}
+    twins |= {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=rate),
+        "corrected": corrected and (lambda p: corrected(p, rate)),
+    }
+    for name, make in twins.items():
+        if make is None:
+            continue
+        theta, twin = torch.ones(5), torch.ones(5, requires_grad=True)
+        slow, fast = make([twin]), runs.Optimizer(name, theta, 20)
+        slow.levels = 0.8 * np.linalg.norm(runs.noise_rows(BANDED), axis=1)
+        fast.begin(table, rate)
+        for t, gradient in enumerate(gradients):
+            twin.grad = gradient.clone()
+            slow.step()
+            fast.update(theta, gradient, torch.tensor([t]))
+        torch.testing.assert_close(theta, twin.detach(), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="optimizer must be one of momentum, adamw, corrected, got adam"):
+        runs.Optimizer("adam", theta, 20)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
 def test_the_kernels_of_the_study_sum_clipped_gradients(example: Any) -> None:
     """Their slow twin is `cifar10_grid.clipped_sum` in single precision; on CIFAR-10 they differ by 1.3 %."""
@@ -343,12 +370,13 @@ def test_the_kernels_of_the_study_sum_clipped_gradients(example: Any) -> None:
 def test_the_study_tunes_trains_and_goes_on(archive: Path, tmp_path: Path, example: Any, run: Any) -> None:
     mechanisms, output = tmp_path / "mechanisms.json", tmp_path / "runs.csv"
     mechanisms.write_text(json.dumps([{**BANDED, "epochs": 2, "batches": 1}]))
-    words = ["train", "--task", "cifar10", "--data", str(archive), "--cells", "s:1", "--mechanisms", str(mechanisms)]
+    words = ["train", "--task", "cifar10", "--data", str(archive), "--mechanisms", str(mechanisms)]
+    words += ["--cells", "s:1", "s/adamw:1:m"]
     words += ["--output", str(output), "--seeds", "1", "--records", "20"]
     run("study", *words)
     first = output.read_text()
-    assert first.count("held-out") >= 6  # three rates, two seeds
-    assert first.count("test") == 1
+    assert first.count("held-out") >= 12  # two optimizers, three rates, two seeds
+    assert (first.count("test"), first.count("s/adamw,m,1.0,test")) == (2, 1)
     run("study", *words)
     assert output.read_text() == first
 
@@ -372,10 +400,12 @@ def test_the_page_shows_the_committed_study(example: Any) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     for name, block in report.blocks(mechanisms, runs).items():
         assert f"<!-- {name} -->\n{block}\n<!-- end -->" in page
-    for epsilon, found in report.everything(mechanisms, runs)["main"].items():
+    for found in report.everything(mechanisms, runs)["main"].values():
         rates = [r.rate for r in found]
         assert study.RATES[0] < min(rates) <= max(rates) < study.RATES[-1]
-        assert len(found[0].scores) == (15 if epsilon == 2 else 20)
+        assert len(found[0].scores) == 20
+    origins = {m["sigma_from"] for m in mechanisms.values() if m["setting"] == "main"}
+    assert origins == {"proved: dpmf", "proved: dpmf best", "computed: dp_accounting"}
 
 
 def test_the_noise_of_the_results_still_meets_its_target(example: Any) -> None:

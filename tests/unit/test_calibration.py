@@ -197,6 +197,15 @@ def test_noise_near_an_estimate_meets_the_target_both_ways(near, slope, quick):
         noise_near([useless], 1.0, 1e-5, 0.6, 0.003, quick=quick)
 
 
+def test_a_bound_alone_is_searched_from_its_likely_root():
+    """Far above its root the bound is not monotone; a search down from a closed form's answer would end there."""
+    made = Made(dict.fromkeys(DIRECTIONS, lambda s: 1e-5 * s**-20.0 if s < 1.5 else 2e-5 if s < 2 else 0.0), None)
+    known = calibrate_one_way([made], 1.0, 1e-5, "remove", 3.0, 1e-3)
+    assert known.noise_multiplier >= 2
+    found = calibrate_one_way([made], 1.0, 1e-5, "remove", 0.9, 1e-3, known)
+    assert 1 <= found.noise_multiplier <= 1.001
+
+
 def test_noise_near_has_an_answer_as_soon_as_one_holds():
     """Time ends after the first noise multiplier that meets the target: it is the answer, marked as unfinished."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,9 +48,15 @@ class Candidate:
             return self.family == "toeplitz" or (self.family == "blt" and self.size in (1, 2))
         return self.batching.throws == self.batching.epochs and self.size in _GEOMETRIC and self.family == "geometric"
 
-    def alike(self, other: Candidate) -> bool:
-        """Whether bounds on both candidates are about as loose."""
-        return (self.family, self.batching.throws) == (other.family, other.batching.throws)
+    def at_least_as_loose_as(self, other: Candidate) -> bool:
+        """Whether bounds on this candidate are expected to be about as loose as those on the other one, or looser.
+
+        In fixed bins they are the looser the more buffers or coefficients there are: nothing is concluded about few
+        from many.
+        """
+        if (self.family, self.batching.throws) != (other.family, other.batching.throws):
+            return False
+        return self.batching.throws > 1 or (self.size or math.inf) >= (other.size or math.inf)
 
     def strategy(self, workload: Workload, target: tuple[float, float]) -> Strategy:
         """The strategy, optimised unless it is that of DP-SGD."""

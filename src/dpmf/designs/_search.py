@@ -43,11 +43,11 @@ _ABOVE_SAMPLED = 1.02  # guaranteed noise multipliers are sought from this many 
 _SAMPLING = 0.985  # a sampled error may be this much too large, and a candidate above the best one still be better
 _ROUGH = 0.97  # fine bounds may make the error of a quick guarantee smaller by this factor
 _CLEARLY = 0.92  # slow guarantees come before further estimates where they promise to gain this factor
-_ALIKE = 0.99  # by how much the looseness of bounds may differ between candidates that are alike
+_ALIKE = 0.99  # by how much the looseness of bounds may differ between candidates of one kind
 _SHARE = 0.6  # the part of the time left that one slow guarantee may take
 _LOWER_SECONDS = 10.0
 _USUAL_SECONDS = {"exact": 2.0, "estimate": 1.5, "quick": 6.0, "fine": 15.0}  # before there are any to learn from
-_VERSION = 2  # to be raised whenever accountants give other numbers at the same version of dpmf
+_VERSION = 3  # to be raised whenever accountants give other numbers at the same version of dpmf
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class Search:
     def _expected(self, candidate: Candidate) -> float:
         """The least error that a guarantee is expected to have.
 
-        It is above the sampled error by about as much as the least among candidates that are alike.
+        It is above the sampled error by about as much as the least among candidates whose bounds are no looser.
         """
         seen = [
             self._options[c].error / self._sampled[c]
             for c in self._sampled
-            if self._options[c].certified and c.alike(candidate)
+            if self._options[c].certified and candidate.at_least_as_loose_as(c)
         ]
         return self._sampled[candidate] * (_ALIKE * min(seen) if seen else _SAMPLING)
 
@@ -304,11 +304,11 @@ class _Unfinished(Exception):
 
 
 def _lower(mechanism: Mechanism, task: _Task) -> float:
-    """A lower bound on σ, from one throw; 0 for Poisson samples, for which there is none."""
+    """A lower bound on σ; 0 for Poisson samples, for which there is none."""
     if isinstance(mechanism.batching, Poisson):
         return 0.0
     with budget.time_limit(_LOWER_SECONDS):
-        return lower_bounds.lower_noise_multiplier(mechanism.throw, *task.target)
+        return lower_bounds.lower_noise_multiplier(mechanism, *task.target)
 
 
 def _option(mechanism: Mechanism, workload: Workload, sigma: float, lower: float | None, *, certified: bool) -> Option:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.training._curve import Curve, Question
 from dpmf.training._overflow import Cut
 from dpmf.training._schedule import Schedule, first_part
+from dpmf.training._target import saying
 from dpmf.training.noise import strategy_digest
 
 NAME = "dpmf"
@@ -67,12 +69,20 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
             )
         self.history = [(noise_multiplier, sample_rate, steps + 1)]
 
-    def get_epsilon(self, delta: float, **_: Any) -> float:
-        """The ε at which what was released so far is (ε, delta)-DP, with the cost of batches that are cut."""
+    def get_epsilon(self, delta: float, wait: bool = True, **_: Any) -> float:
+        """The ε at which what was released so far is (ε, delta)-DP, with the cost of batches that are cut.
+
+        Args:
+          delta: δ.
+          wait: whether to wait for the bound for exactly the steps made. Otherwise the answer is the least one that is
+            known for them or for more steps, which bounds them too: infinity, if there is none.
+        """
         mechanism = self._configured()
         delta = validation.probability("delta", delta)
         if not self.history:
             return 0.0
+        if not wait:
+            return self._known_epsilon(delta)
         if self.cut is None or self._is_proved(delta):
             return self._uncut_epsilon(mechanism, delta)
         found = self.cut.epsilon(delta, lambda left: self._uncut_epsilon(mechanism, left))
@@ -83,16 +93,32 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         whole = len(self) >= Schedule.of(self._configured().batching).steps
         return whole and self.proved is not None and delta == self.proved[1]
 
+    def _known_epsilon(self, delta: float) -> float:
+        steps, schedule = len(self), Schedule.of(self._configured().batching)
+        b, least = schedule.per_epoch, math.inf
+        if self.proved is not None and delta >= self.proved[1]:
+            least = self.proved[0]
+        for t in (steps, *range(b * (steps // b + 1), schedule.steps, b)):
+
+            def known(left: float, t: int = t) -> float:
+                return self._curve.known(self._question(t, self.history[0][0], left))
+
+            least = min(least, known(delta) if self.cut is None else self.cut.epsilon(delta, known))
+        return least
+
     def _uncut_epsilon(self, mechanism: Mechanism, delta: float) -> float:
         sigma, _rate, steps = self.history[0]
         if self.proved is not None and self._is_proved(delta):
             return self.proved[0]
         often = steps - self._asked if self._asked < steps else steps
         self._asked = steps
-        found = self._curve.ask(
-            self._question(steps, sigma, delta),
-            lambda: self._questions(range(steps + often, Schedule.of(mechanism.batching).steps, often), sigma, delta),
-        )
+        with saying(f"computing ε after {steps} steps, which is kept for the next time,"):
+            found = self._curve.ask(
+                self._question(steps, sigma, delta),
+                lambda: self._questions(
+                    range(steps + often, Schedule.of(mechanism.batching).steps, often), sigma, delta
+                ),
+            )
         return min(found, self.proved[0]) if self.proved is not None and delta >= self.proved[1] else found
 
     def precompute(self, sigma: float, delta: float, steps: Iterable[int]) -> None:

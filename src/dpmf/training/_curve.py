@@ -133,6 +133,14 @@ class Curve:
                 self.ahead(following())
         return self._known[digest]
 
+    def known(self, question: Question) -> float:
+        """The answer, if it need not be computed, and otherwise infinity."""
+        if isinstance(question.accountant, PreparedAccountant):
+            return math.inf
+        digest = question.digest()
+        found = self._known[digest] if digest in self._known else _stored(digest)
+        return math.inf if found is None else found
+
     def ahead(self, questions: Iterable[Question]) -> None:
         """Begin to answer questions in the background, unless another process of this run does so already."""
         if self._ahead:

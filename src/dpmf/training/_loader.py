@@ -187,7 +187,7 @@ class Deliveries:
         units, size = self._sampler.units, self.size
         if units is None or size == 0:
             return [slice(start, min(start + largest, size)) for start in range(0, size, largest)]
-        users = units.of[_rows(self._sampler, self._step())[self.summed : self.summed + size]]
+        users = units.of_rows(_rows(self._sampler, self._step())[self.summed : self.summed + size])
         found, start = [], 0
         ends = [*(np.flatnonzero(np.diff(users)) + 1).tolist(), size]
         for end, following in zip(ends, [*ends[1:], size + largest + 1], strict=True):
@@ -260,7 +260,10 @@ class Deliveries:
     def _split_user(self, rows: Any, end: int) -> str | None:
         """What is wrong if a part of a batch ends within a user's records."""
         units = self._sampler.units
-        if units is None or not 0 < end < len(rows) or units.of[rows[end - 1]] != units.of[rows[end]]:
+        if units is None or not 0 < end < len(rows):
+            return None
+        last, following = units.of_rows(rows[end - 1 : end + 1])
+        if last != following:
             return None
         return f"a part of batch {self._step()} ends within a user's records: keep all records of a user together"
 
@@ -276,9 +279,9 @@ class Deliveries:
             for p in parameters:
                 p.grad_sample[real:] = 0
         if units is not None and len(rows):
-            _, place, sizes = np.unique(units.of[rows], return_inverse=True, return_counts=True)
+            _, place, sizes = np.unique(units.of[rows[:real]], return_inverse=True, return_counts=True)
             for p in parameters:
-                samples = p.grad_sample.to(torch.promote_types(p.grad_sample.dtype, torch.float32))
+                samples = p.grad_sample[:real].to(torch.promote_types(p.grad_sample.dtype, torch.float32))
                 index = torch.as_tensor(place, device=samples.device)
                 means = samples.new_zeros((len(sizes), *samples.shape[1:])).index_add_(0, index, samples)
                 count = torch.as_tensor(sizes, device=samples.device, dtype=samples.dtype)
@@ -325,19 +328,20 @@ def _wrap_data_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) 
         wrapped.deliveries = data_loader.deliveries
         if data_loader.deliveries.units is not None:
             wrapped.batch_sampler.__class__ = _WholeUsers
-            wrapped.batch_sampler.users_of = data_loader.deliveries.units.of
+            wrapped.batch_sampler.units = data_loader.deliveries.units
     return wrapped
 
 
 class _WholeUsers(batch_memory_manager.BatchSplittingSampler):  # type: ignore[misc]
     """Opacus' splitting of batches into parts, except that all records of a user stay in one part."""
 
-    users_of: Any
+    units: Units
 
     def __iter__(self) -> Iterator[list[int]]:
         for codes in self.sampler:
             part: list[int] = []
-            users = [-1] if codes[0] < 0 else self.users_of[np.asarray(codes) % (len(self.users_of) + 1)]
+            rows = np.asarray(codes) % ((size := len(self.units.of)) + 1)
+            users = [-1] if codes[0] < 0 else self.units.of_rows(np.where(rows == size, -1, rows))
             ends = [*(np.flatnonzero(np.diff(users)) + 1), len(codes)]
             for start, end in zip([0, *ends], ends, strict=False):
                 if end - start > self.max_batch_size:

@@ -64,6 +64,10 @@ class Units:
         found[self.of[self._order], place] = self._order
         return found
 
+    def of_rows(self, rows: IndexArray) -> IndexArray:
+        """The users of the rows of a batch. A row −1 that only fills it up counts as a user of its own, below 0."""
+        return np.where(rows < 0, -1 - np.arange(len(rows)), self.of[rows])
+
     def records_of(self, users: IndexArray) -> IndexArray:
         """All records of some users, user by user."""
         parts = [self._order[self._starts[user] : self._starts[user + 1]] for user in users]

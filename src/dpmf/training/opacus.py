@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dpmf import api, errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
-from dpmf.training import _target, sharding
+from dpmf.training import _curve, _target, sharding
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
@@ -65,18 +66,23 @@ class PrivateTraining(Resumable):
         """The number of steps made so far."""
         return self.noise.step
 
-    def get_epsilon(self, delta: float) -> float:
+    def get_epsilon(self, delta: float, wait: bool = True) -> float:
         """The privacy spent so far.
 
         Args:
           delta: the δ of the guarantee.
+          wait: whether to wait until the bound for exactly these steps has been computed, which can take longer than
+            an epoch; a line on stderr says so. With False the answer comes at once. It is a proved bound, too, but
+            until the exact one is there it may be that of later steps, the target (for `target_delta` or more), or
+            infinity.
 
         Returns:
           An ε for which the steps made so far are (ε, δ)-DP. Answers are kept on disk, for this run and for others with
-          the same mechanism and noise. After one that took long, those for as many steps again, and so on, are computed
-          in the background.
+          the same mechanism and noise. If calibration took long, those for the end of every epoch at `target_delta` are
+          computed in the background from the beginning. After an answer that took long, so are those for as many steps
+          again, and so on.
         """
-        return float(self.accountant.get_epsilon(delta))
+        return float(self.accountant.get_epsilon(delta, wait=wait))
 
     @cached_property
     def noise_levels(self) -> Any:
@@ -274,7 +280,8 @@ def make_private(
       expected_batch_size: a public constant by which sums are divided, in place of n/b. Then not even the number of
         records n is used. With `unit` it counts users.
       max_batch_size: gives all batches this many rows. Rows that fill up a batch have no effect on the model. A bin
-        with more records is cut, and the probability of that is charged to δ.
+        with more records is cut, and the probability of that is charged to δ. With `unit` it counts users, and every
+        batch has this many rows for each record of the user with most of them.
       max_records: with `max_batch_size`, a public upper bound on n, for which the charge is computed. By default it is
         n, which is public then.
       unit: for every record the user it belongs to. Users are thrown into bins then, the mean of the gradients of a
@@ -331,16 +338,16 @@ def make_private(
         shared = torch.tensor(list(key), dtype=torch.uint8, device=device)
         torch.distributed.broadcast(shared, 0)
         key = bytes(shared.cpu().tolist())
-    if unit is not None and max_batch_size is not None:
-        raise ArgumentError("max_batch_size", "must not be given with unit: users have different numbers of records")
     sampler = BatchSampler(
         len(dataset), mechanism, seed=key, source=source, rank=rank, world_size=world, unit=unit,
         expected_batch_size=expected_batch_size, max_batch_size=max_batch_size, max_records=max_records,
     )  # fmt: skip
 
+    began = time.monotonic()
     sigma, calibration, proved = _target.noise_for(
         mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut, says=rank == 0
     )
+    slow = time.monotonic() - began > _curve.SLOW
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
         mechanism,
@@ -398,7 +405,7 @@ def make_private(
     )
     _guards.refuse_direct_steps(optimizer, private)
     private.attach_step_hook(tracker.get_optimizer_hook_fn(sample_rate=1 / mechanism.batching.batches_per_epoch))
-    return PrivateTraining(
+    made = PrivateTraining(
         model=module,
         optimizer=private,
         data_loader=loader,
@@ -412,3 +419,6 @@ def make_private(
         noise=noise,
         journal=Journal(writes=rank == 0),
     )
+    if slow and proved is not None and rank == 0:
+        made.precompute_epsilon(proved[1])
+    return made

@@ -162,13 +162,14 @@ class BatchSampler:
         return chosen if self.units is None else self.units.records_of(chosen)
 
     def padded(self, step: int) -> IndexArray:
-        """As `batch`, filled up with −1 to one length for all steps: `max_batch_size`, or this rank's share of it."""
+        """As `batch`, filled up with −1 to one length for all steps.
+
+        That is `max_batch_size`, or this rank's share of it; with users, times the most records that a user has.
+        """
         if self.cut is None:
             raise ArgumentError("max_batch_size", "must be given for batches of one size")
-        if self.units is not None:
-            raise ArgumentError("unit", "must not be given for padded batches: users have different numbers of records")
-        chosen = self._batch(step)
-        out = np.full(-(-self.cut.max_batch_size // self.world_size), -1, dtype=np.int64)
+        chosen, most = self.batch(step), 1 if self.units is None else int(self.units.sizes.max())
+        out = np.full(-(-self.cut.max_batch_size // self.world_size) * most, -1, dtype=np.int64)
         out[: len(chosen)] = chosen
         return out
 

@@ -153,6 +153,10 @@ def test_what_is_considered() -> None:
     assert {c.batching for c in candidates(3, 10, batchings=["poisson"])} == {Poisson(3, 10)}
     assert not any(c.batching.throws > 1 for c in candidates(1, 10, batchings=["fixed", "reshuffled"]))
     assert {c.size for c in candidates(2, 50, batchings=["reshuffled"], bandwidths=[3])} == {3}
+    # Bounds on two buffers say nothing against one, whose bounds are tighter.
+    one, two, _ = (c for c in every if c.family == "blt")
+    assert two.at_least_as_loose_as(one)
+    assert not one.at_least_as_loose_as(two)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,8 +232,31 @@ def test_epsilon_is_kept_on_disk_and_computed_ahead(cache_dir: Path, monkeypatch
     second = private(accountant="renyi")
     train(second, 9)
     assert second.get_epsilon(1e-5) < exact
+    train(second, 3)  # for 12 steps nothing is known, nor for 16; for 20 it is, but nobody asks at the end of no epoch
+    assert second.get_epsilon(1e-5, wait=False) == math.inf
     with pytest.raises(ArgumentError, match="steps must be at most 24"):
         second.precompute_epsilon(1e-5, [25])
+
+
+def test_answers_at_once_are_bounds(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(_curve, "SLOW", -1.0)
+    monkeypatch.setattr(
+        _curve.Curve, "ahead", lambda _, found: asked.extend(q.mechanism.batching.iterations for q in found)
+    )
+    target = {"noise_multiplier": None, "target_epsilon": 4.0, "target_delta": 1e-5}
+    run = private(accountant="renyi", **target)
+    assert asked == [8, 16]
+    assert run.get_epsilon(1e-5, wait=False) == 0
+    train(run, 3)
+    assert run.get_epsilon(1e-5, wait=False) == 4.0
+    assert run.get_epsilon(1e-6, wait=False) == math.inf
+    later = private(accountant="renyi", noise_multiplier=run.noise_multiplier)
+    train(later, 16)
+    assert run.get_epsilon(1e-5, wait=False) == 4.0
+    after = later.get_epsilon(1e-5)
+    assert run.get_epsilon(1e-5, wait=False) == after < 4.0
+    assert run.get_epsilon(1e-5) == run.get_epsilon(1e-5, wait=False) < after
 
 
 def test_after_a_slow_answer_the_next_ones_are_computed_ahead(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:

@@ -78,11 +78,16 @@ def test_training_on_users_whole_in_parts_and_resumed(tmp_path: Path) -> None:
     again.load(tmp_path / "c")
     train(again, N - 3)
     assert np.array_equal(weights(again), weights(whole))
-    with pytest.raises(ArgumentError, match="max_batch_size must not be given with unit"):
-        private(unit=USERS, max_batch_size=20)
+    # At most 16 users with at most three records each: rows that fill up a batch have no effect.
+    padded = private(model=linear(), unit=USERS, max_batch_size=16)
+    assert {len(x) for x, _ in padded.data_loader} == {48}
+    manager = BatchMemoryManager(data_loader=padded.data_loader, max_physical_batch_size=20, optimizer=padded.optimizer)
+    with manager as loader:
+        train(padded, N, loader)
+    np.testing.assert_allclose(weights(padded), weights(whole), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"unit": USERS}, {"max_batch_size": 18}], ids=["users", "padded"])
+@pytest.mark.parametrize("options", [{"unit": USERS}, {"max_batch_size": 18}, {"unit": USERS, "max_batch_size": 6}])
 def test_parts_that_the_loop_itself_makes(options: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     whole, parts = (private(model=linear(), **options) for _ in range(2))
