@@ -77,7 +77,7 @@ class Windows:
     @property
     def few(self) -> bool:
         """Whether all combinations of cells are told apart."""
-        return len(self.shifts) <= _TUNING.few
+        return len(self.shifts) <= max(1, _TUNING.few)
 
     @classmethod
     def of(cls, gram: Array, number: int, gram_error: float) -> Windows | None:
