@@ -153,24 +153,19 @@ def gains(by_epsilon: dict[float, list[Result]]) -> str:
 
 
 def adaptive(mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores) -> str:
-    """Accuracy ± standard error and the learning rate with each optimizer, where all of a row have been trained."""
+    """Accuracy ± standard error, learning rate and number of seeds by optimizer, where two or more were tried."""
     settings = {"main": "SGD", "main/momentum": "momentum 0.9", "main/adamw": "AdamW"}
     settings["main/corrected"] = "corrected Adam"
     lines = ["| ε | mechanism | " + " | ".join(settings.values()) + " |", "|---" * (len(settings) + 2) + "|"]
     for _, name, epsilon in sorted((c for c in mechanisms if c[0] == "main"), key=lambda c: (c[2], place(c[1]))):
         rates = {s: study.tuned(runs[s, name, epsilon]) for s in settings}
-        found = {s: runs[s, name, epsilon]["test", rate] for s, rate in rates.items() if rate is not None}
-        if len(found) < 3:
-            continue
-        seeds = sorted(set.intersection(*(set(scores) for scores in found.values())))
         cells = []
-        for setting in settings:
-            one = (
-                Result(name, rates[setting] or 0.0, [100 * found[setting][s] for s in seeds], {})
-                if setting in found
-                else None
-            )
-            cells.append(f"{one.mean:.1f} ± {one.standard_error:.1f} % ({one.rate:g})" if one else "")
+        for setting, rate in rates.items():
+            scores = {} if rate is None else runs[setting, name, epsilon]["test", rate]
+            one = Result(name, rate or 0.0, [100 * accuracy for accuracy in scores.values()], {})
+            cells.append(f"{one.mean:.1f} ± {one.standard_error:.1f} % ({rate:g}, {len(scores)})" if scores else "")
+        if sum(map(bool, cells)) < 2:
+            continue
         lines.append(f"| {epsilon:g} | {label(name)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
