@@ -192,25 +192,31 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def prove(arguments: argparse.Namespace) -> None:
-    """The σ that dpmf proves for bins that are thrown anew in every epoch, rounded up, as a field of the file."""
+    """Calibrate σ for bins that are thrown once or in every epoch; it replaces one that was not proved, rounded up."""
     import dpmf
     from dpmf.formatting import upper
 
     mechanisms = read_mechanisms(arguments.mechanisms)
     for words in arguments.cells:
-        setting, name, epsilon = words.split(":")
-        found = mechanisms.get((setting, name, float(epsilon)), {})
-        if found.get("batching") != "reshuffled":
-            raise ValueError(f"cells must name mechanisms with reshuffled bins, got {words}")
-        batching = dpmf.BallsInBins(found["epochs"], found["batches"], rethrow_every=1)
-        answer = dpmf.calibrate(
-            dpmf.Mechanism(dpmf.strategies.coefficients(found["coefficients"]), batching),
-            target_epsilon=float(epsilon),
-            target_delta=found["delta"],
-        )
-        found["sigma_proved"] = float(upper(answer.noise_multiplier))
-        print(f"{words}: trained with {found['sigma']:g}, proved {found['sigma_proved']:g}", flush=True)
-        write_mechanisms(arguments.mechanisms, mechanisms)
+        for cell in chosen(mechanisms, words):
+            found = mechanisms[cell]
+            if found["batching"] not in ("fixed", "reshuffled") or "coefficients" not in found:
+                raise ValueError(f"cells must name mechanisms with bins and coefficients, {cell[1]} is another one")
+            every = 1 if found["batching"] == "reshuffled" else None
+            batching = dpmf.BallsInBins(found["epochs"], found["batches"], rethrow_every=every)
+            answer = dpmf.calibrate(
+                dpmf.Mechanism(dpmf.strategies.coefficients(found["coefficients"]), batching),
+                target_epsilon=cell[2],
+                target_delta=found["delta"],
+            )
+            sigma = float(upper(answer.noise_multiplier))
+            print(
+                f"{cell[0]}:{cell[2]:g}:{cell[1]}: {found['sigma']:g} ({found['sigma_from']}), proved {sigma:g}",
+                flush=True,
+            )
+            if not found["sigma_from"].startswith("proved"):
+                found |= {"sigma": sigma, "sigma_from": "proved: dpmf"}
+                write_mechanisms(arguments.mechanisms, mechanisms)
 
 
 def main() -> None:
@@ -229,12 +235,13 @@ def main() -> None:
     one.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
     one.add_argument("--records", type=int, help="only about so many training and test images, to try it out")
     three = commands.add_parser(
-        "prove", help="write the σ that dpmf proves beside that which was trained with; minutes each"
+        "prove", help="the σ that dpmf proves, in place of one that was not proved; up to minutes each"
     )
-    three.add_argument("--cells", nargs="+", required=True, help="setting:mechanism:ε")
+    three.add_argument("--cells", nargs="+", required=True, help="setting:ε,…[:mechanism,…]")
     three.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     two = commands.add_parser("report", help="the tables, the numbers in the text and the picture of docs/training.md")
     two.add_argument("--picture", type=Path)
+    two.add_argument("--page", type=Path, help="a page whose tables are replaced")
     two.add_argument("--runs", type=Path, default=RUNS)
     two.add_argument("--mechanisms", type=Path, default=MECHANISMS)
     arguments = parser.parse_args()
@@ -246,7 +253,9 @@ def main() -> None:
         else:
             import study_report
 
-            study_report.report(read_mechanisms(arguments.mechanisms), read_runs(arguments.runs), arguments.picture)
+            study_report.report(
+                read_mechanisms(arguments.mechanisms), read_runs(arguments.runs), arguments.picture, arguments.page
+            )
     except (ValueError, ImportError, OSError) as error:
         parser.error(str(error))
 

@@ -40,6 +40,14 @@ def label(name: str) -> str:
     return f"banded p = {width[1:]}, for {target}, reshuffled bins"
 
 
+def place(name: str) -> tuple[int, int, float]:
+    """Where a mechanism stands in a table: bands come last, by width and memory."""
+    if name in LABELS:
+        return list(LABELS).index(name), 0, 0.0
+    _, width, memory = name.split("-")
+    return len(LABELS), int(width[1:]), math.inf if memory == "prefix" else float(memory[1:])
+
+
 def errors(mechanism: dict[str, Any]) -> dict[float, float]:
     """The predicted error for each memory: the deviation of the noise in the model, over all iterations."""
     column = study_runs.noising_column(mechanism)
@@ -82,7 +90,7 @@ def results(
 
 def table(by_epsilon: dict[float, list[Result]]) -> str:
     """Accuracy ± standard error, and the error predicted for the chosen memory, by mechanism and ε."""
-    names = list(dict.fromkeys(r.name for found in by_epsilon.values() for r in found))
+    names = sorted({r.name for found in by_epsilon.values() for r in found}, key=place)
     heads = [f"ε = {e:g} ({len(found[0].scores)} seeds)" for e, found in by_epsilon.items()]
     lines = ["| mechanism | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for name in names:
@@ -144,25 +152,21 @@ def gains(by_epsilon: dict[float, list[Result]]) -> str:
     return "\n".join(lines)
 
 
-def proved(mechanisms: dict[study.Cell, dict[str, Any]], by_epsilon: dict[float, list[Result]]) -> str:
-    """Where σ was an estimate: what dpmf proves, and the accuracy that a line through all mechanisms expects then."""
-    lines = [
-        "| ε | mechanism | σ trained with | σ proved | error | error with it | accuracy | expected with it |",
-        "|---" * 8 + "|",
-    ]
-    for epsilon, found in by_epsilon.items():
-        for one in found:
-            mechanism = mechanisms["main", one.name, epsilon]
-            if "sigma_proved" not in mechanism:
-                continue
-            ratio = mechanism["sigma_proved"] / mechanism["sigma"]
-            everyone = by_epsilon[epsilon] if len(found) >= 10 else by_epsilon[4.0]
-            slope = np.polyfit([math.log(r.errors[CHOSEN]) for r in everyone], [r.mean for r in everyone], 1)[0]
-            lines.append(
-                f"| {epsilon:g} | {label(one.name)} | {mechanism['sigma']:.4g} | {mechanism['sigma_proved']:.4g} | "
-                f"{one.errors[CHOSEN]:.2f} | {ratio * one.errors[CHOSEN]:.2f} | {one.mean:.1f} % | "
-                f"{one.mean + slope * math.log(ratio):.1f} % |"
-            )
+def adaptive(mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores) -> str:
+    """Accuracy ± standard error, learning rate and number of seeds by optimizer, where two or more were tried."""
+    settings = {"main": "SGD", "main/momentum": "momentum 0.9", "main/adamw": "AdamW"}
+    settings["main/corrected"] = "corrected Adam"
+    lines = ["| ε | mechanism | " + " | ".join(settings.values()) + " |", "|---" * (len(settings) + 2) + "|"]
+    for _, name, epsilon in sorted((c for c in mechanisms if c[0] == "main"), key=lambda c: (c[2], place(c[1]))):
+        rates = {s: study.tuned(runs[s, name, epsilon]) for s in settings}
+        cells = []
+        for setting, rate in rates.items():
+            scores = {} if rate is None else runs[setting, name, epsilon]["test", rate]
+            one = Result(name, rate or 0.0, [100 * accuracy for accuracy in scores.values()], {})
+            cells.append(f"{one.mean:.1f} ± {one.standard_error:.1f} % ({rate:g}, {len(scores)})" if scores else "")
+        if sum(map(bool, cells)) < 2:
+            continue
+        lines.append(f"| {epsilon:g} | {label(name)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -171,7 +175,7 @@ def blocks(mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores) -> 
     found = everything(mechanisms, runs)
     many = {f"{TITLES[s]}, ε = {e:g}": r for s, by in found.items() for e, r in by.items() if len(r) >= 10}
     out = {f"study {setting}": table(by_epsilon) for setting, by_epsilon in found.items()}
-    out |= {"study gains": gains(found["main"]), "study proved": proved(mechanisms, found["main"])}
+    out |= {"study gains": gains(found["main"]), "study adaptive": adaptive(mechanisms, runs)}
     return {**out, "study correlations": correlations(many)}
 
 
@@ -182,9 +186,14 @@ def everything(
     return {s: {e: r for e in found if (r := results(mechanisms, runs, s, e))} for s, found in epsilons.items()}
 
 
-def report(mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores, picture: Path | None) -> None:
+def report(
+    mechanisms: dict[study.Cell, dict[str, Any]], runs: study.Scores, picture: Path | None, page: Path | None
+) -> None:
     for name, block in blocks(mechanisms, runs).items():
         print(f"{name}\n\n{block}\n")
+        if page is not None:
+            before, rest = page.read_text().split(f"<!-- {name} -->\n")
+            page.write_text(f"{before}<!-- {name} -->\n{block}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
     best = {e: max(r.mean for r in found) for e, found in everything(mechanisms, runs)["main"].items()}
     for epsilon, goal in GOALS.items():
         print(f"goal at ε = {epsilon:g}: {goal} %, best mean {best[epsilon]:.1f} %")

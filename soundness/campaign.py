@@ -11,26 +11,31 @@ from functools import partial
 from typing import Any
 
 from soundness import provenance
-from soundness.cases import Finding, check_problem
+from soundness.cases import Finding
 from soundness.journal import Journal, Row, worked
+from soundness.parts import check, part_of
 
-FORMAT = 2
+FORMAT = 3
 _SECONDS = 600.0  # for all questions about one problem
-HARNESS = tuple(f"soundness/{name}.py" for name in ("campaign", "cases", "plans", "problems", "truth"))
+HARNESS = tuple(f"soundness/{name}.py" for name in (
+    "batchings", "bridges", "campaign", "cases", "designs", "hostile_bridge", "parts", "plans", "printed", "problems",
+    "texts", "truth",
+))  # fmt: skip
 
 
-def header(seed: int, light: bool = False) -> dict[str, Any]:
+def header(seed: int, light: bool = False, part: str | None = None) -> dict[str, Any]:
     """What all rows of a journal have in common."""
-    code = {"accounting": provenance.present()["accounting"], "harness": provenance.harness(*HARNESS)}
-    return {"part": "campaign", "format": FORMAT, "seed": seed, "light": light, **code}
+    code = {"package": provenance.present()["package"], "harness": provenance.harness(*HARNESS)}
+    return {"part": "campaign", "format": FORMAT, "seed": seed, "light": light, "only": part, **code}
 
 
-def to_row(seed: int, light: bool, index: int) -> Row:
+def to_row(seed: int, light: bool, part: str | None, index: int) -> Row:
     """The problem of this index, checked, as a line of the journal."""
     with _at_most(_SECONDS):
-        problem, findings = check_problem(seed, index, light)
+        problem, findings = check(seed, index, light, part)
     return {
         "index": index,
+        "part": part or part_of(index),
         "family": problem.family,
         "size": problem.size,
         "findings": [_compact(f) for f in findings],
@@ -77,13 +82,17 @@ def violation(mechanism: str, sigma: float, f: Finding) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(journal: Journal, seed: int, cases: int, jobs: int = 1, light: bool = False) -> Iterator[tuple[int, Row]]:
+def run(
+    journal: Journal, seed: int, cases: int, jobs: int = 1, light: bool = False, part: str | None = None
+) -> Iterator[tuple[int, Row]]:
     """Check problems in order until there are so many cases; yields how many there are, and the row they end with.
+
+    With `part` all problems are drawn from that part.
 
     Which problems that takes does not depend on the number of processes.
     """
     done = 0
-    for row in worked(journal, itertools.count(), partial(to_row, seed, light), jobs):
+    for row in worked(journal, itertools.count(), partial(to_row, seed, light, part), jobs):
         done += len(row["findings"])
         yield min(done, cases), row
         if done >= cases:

@@ -22,9 +22,10 @@ from dpmf import budget, lower_bounds
 from dpmf.accountants import Accountant, Auto
 from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import DIRECTIONS, PreparedAccountant
+from dpmf.accountants.registry import covering
 from dpmf.errors import CalibrationError
 from soundness.plans import Plan, accountants_for, lower_plan
-from soundness.problems import Problem, draw_problem
+from soundness.problems import Problem
 from soundness.truth import Truth, true_delta
 
 
@@ -96,18 +97,22 @@ class _Asker:
     def _upper(self, accountant: Accountant, plan: Plan, rng: np.random.Generator) -> Iterator[Finding]:
         name, epsilons, delta = accountant.name, self.problem.epsilons, self.problem.delta
         try:
-            prepared = accountant.prepare(self.problem.mechanism)
+            if name == "lattice":  # composed accountants are prepared when they are first asked
+                accountant.prepare(self.problem.mechanism.throw)
+            prepared = covering(accountant, self.problem.mechanism).prepare(self.problem.mechanism)
         except ValueError as error:
             if name != "lattice":  # which only takes uncorrelated noise
                 yield Finding(name, "prepare", "both", math.nan, math.nan, Truth(0, 1, "none"), _said(error))
             return
+        if prepared.mechanism is not self.problem.mechanism:  # one throw with a stride is prepared as another mechanism
+            prepared = accountant
         for way in DIRECTIONS:
             for epsilon in epsilons[: plan.epsilons]:
                 yield self._delta(prepared, epsilon, way, delta if rng.random() < plan.target else None)
             if rng.random() < plan.epsilon:
                 yield self._epsilon(prepared, delta, way)
         if rng.random() < plan.calibrate:
-            yield from self._calibrate(prepared, epsilons[0], delta)
+            yield from self._calibrate(prepared, max(epsilons[0], 1e-3), delta)
         if rng.random() < plan.profile:
             yield from self._profile(prepared, DIRECTIONS[int(rng.integers(2))])
         if rng.random() < plan.cut_short:
@@ -116,15 +121,17 @@ class _Asker:
             limit = {"time_budget": steps} if rng.random() < 0.6 else {"memory_budget": size}
             yield self._cut_short(accountant, epsilons[0], way, **limit)
 
-    def _delta(self, prepared: PreparedAccountant, epsilon: float, way: Any, target: float | None) -> Finding:
+    def _delta(
+        self, prepared: Accountant | PreparedAccountant, epsilon: float, way: Any, target: float | None
+    ) -> Finding:
         def ask() -> float:
-            if target is not None:
+            if target is not None and isinstance(prepared, PreparedAccountant):
                 place = (self.problem.noise_multiplier, epsilon, way, target)
                 rough = (member.rough_delta(*place) for member in Least.of(prepared).bounds())
                 return min(prepared.delta(*place).value, *(found.value for found in rough if found), 1.0)
             return self._ask_delta(prepared, epsilon, way)
 
-        claim, problem = _guarded(ask)
+        claim, problem = guarded(ask)
         return Finding(prepared.name, "delta", way, epsilon, claim, self.truth(epsilon, way), problem)
 
     def _ask_delta(
@@ -142,11 +149,11 @@ class _Asker:
     def _cut_short(self, accountant: Accountant, epsilon: float, way: str, **limits: float) -> Finding:
         """δ by an accountant that prepares itself within a budget: so many looks at the clock, or so many bytes."""
         with looks():
-            claim, problem = _guarded(lambda: self._ask_delta(accountant, epsilon, way, **limits))
+            claim, problem = guarded(lambda: self._ask_delta(accountant, epsilon, way, **limits))
         return Finding(accountant.name, "cut short", way, epsilon, claim, self.truth(epsilon, way), problem)
 
-    def _epsilon(self, prepared: PreparedAccountant, delta: float, way: str) -> Finding:
-        found, problem = _guarded(
+    def _epsilon(self, prepared: Accountant | PreparedAccountant, delta: float, way: str) -> Finding:
+        found, problem = guarded(
             lambda: (
                 dpmf.epsilon(
                     self.problem.mechanism,
@@ -162,9 +169,9 @@ class _Asker:
         at = self.truth(found, way) if problem is None and found <= 500 else Truth(0.0, 1.0, "none")
         return Finding(prepared.name, "epsilon", way, found, delta, at, problem)
 
-    def _calibrate(self, prepared: PreparedAccountant, epsilon: float, delta: float) -> Iterator[Finding]:
+    def _calibrate(self, prepared: Accountant | PreparedAccountant, epsilon: float, delta: float) -> Iterator[Finding]:
         try:
-            found, problem = _guarded(
+            found, problem = guarded(
                 lambda: (
                     dpmf.calibrate(
                         self.problem.mechanism,
@@ -181,7 +188,7 @@ class _Asker:
             at = self.truth(epsilon, way, found) if problem is None else Truth(0.0, 1.0, "none")
             yield Finding(prepared.name, "calibrate", way, found, delta, at, problem)
 
-    def _profile(self, prepared: PreparedAccountant, way: str) -> Iterator[Finding]:
+    def _profile(self, prepared: Accountant | PreparedAccountant, way: str) -> Iterator[Finding]:
         """On all of the problem's ε, 0 and a few more: accountants have ways of their own for many at once."""
         near = self.problem.epsilons[0]
         epsilons = [0.0, *self.problem.epsilons, near * 0.9]
@@ -203,18 +210,18 @@ class _Asker:
         mechanism, sigma, delta = self.problem.mechanism, self.problem.noise_multiplier, self.problem.delta
         for way in DIRECTIONS:
             for epsilon in self.problem.epsilons[: plan.epsilons]:
-                claim, problem = _guarded(lambda e=epsilon, w=way: lower_bounds.lower_delta(mechanism, sigma, e, w))
+                claim, problem = guarded(lambda e=epsilon, w=way: lower_bounds.lower_delta(mechanism, sigma, e, w))
                 yield Finding("lower", "lower delta", way, epsilon, claim, self.truth(epsilon, way), problem)
         way, epsilon = DIRECTIONS[int(rng.integers(2))], self.problem.epsilons[-1]
         if rng.random() < plan.epsilon:
-            found, problem = _guarded(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, way))
+            found, problem = guarded(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, way))
             if problem is None and found > 0:
                 at = self.truth(found, way) if found <= 500 else Truth(0.0, 1.0, "none")
                 yield Finding("lower", "lower epsilon", way, found, delta, at)
             elif problem is not None:
                 yield Finding("lower", "lower epsilon", way, found, math.nan, Truth(0, 1, "none"), problem)
         if rng.random() < plan.calibrate:
-            found, problem = _guarded(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, way))
+            found, problem = guarded(lambda: lower_bounds.lower_noise_multiplier(mechanism, epsilon, delta, way))
             if problem is None and found > 0:
                 at = self.truth(epsilon, way, found)
                 yield Finding("lower", "lower sigma", way, found, delta, at)
@@ -222,7 +229,7 @@ class _Asker:
                 yield Finding("lower", "lower sigma", way, found, math.nan, Truth(0, 1, "none"), problem)
 
 
-def _guarded(ask: Callable[[], float]) -> tuple[float, str | None]:
+def guarded(ask: Callable[[], float]) -> tuple[float, str | None]:
     """The answer, or what went wrong; no exception is expected but that calibration finds nothing."""
     try:
         return float(ask()), None
@@ -236,12 +243,12 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def check_problem(seed: int, index: int, light: bool = False) -> tuple[Problem, list[Finding]]:
-    """Every question about the problem of this index; the same ones each time.
+def check_problem(problem: Problem, seed: int, light: bool = False) -> list[Finding]:
+    """Every question about a problem; the same ones each time.
 
     The light campaign is the one of the tests: what takes long is asked less often.
     """
-    problem = draw_problem(seed, index)
+    index = problem.index
     asker = _Asker(problem, seed)
     findings = [
         finding
@@ -251,7 +258,7 @@ def check_problem(seed: int, index: int, light: bool = False) -> tuple[Problem, 
     below = lower_plan(problem, seed, light)
     if below is not None:
         findings += asker.lower(below, np.random.default_rng([seed, index, 3]))
-    return problem, findings
+    return findings
 
 
 __all__ = ["Finding", "check_problem", "looks"]

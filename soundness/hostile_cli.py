@@ -59,7 +59,16 @@ RULES: dict[str, Callable[[str], bool]] = {
     "--failure-probability": lambda t: _float(t, lambda x: 0 < x < 1),
     "--strategy": lambda t: t in ("dpsgd", "bsr", "bisr"),
     "--direction": lambda t: t in ("both", "remove", "add"),
+    "--batching": lambda t: t in ("fixed", "reshuffled", "cyclic", "poisson", "cyclic-poisson"),
+    "--rethrow-every": lambda t: _int(t, lambda x: x >= 1),
+    "--stride": lambda t: _int(t, lambda x: x >= 1),
+    "--gap": lambda t: _int(t, lambda x: x >= 0),
 }
+BATCHINGS: tuple[dict[str, str], ...] = (
+    {}, {}, {"--batching": "fixed", "--stride": "3"}, {"--batching": "reshuffled"},
+    {"--batching": "reshuffled", "--rethrow-every": "1", "--gap": "2"}, {"--batching": "reshuffled", "--stride": "3"},
+    {"--batching": "cyclic"}, {"--batching": "cyclic-poisson"},
+)  # fmt: skip
 _MECHANISM = {"--strategy": "bsr", "--bandwidth": "2", "--epochs": "2", "--batches-per-epoch": "3"}
 _COMMANDS: dict[str, dict[str, str]] = {
     "calibrate": {"--epsilon": "1", "--delta": "1e-3"},
@@ -74,12 +83,15 @@ _COMMANDS: dict[str, dict[str, str]] = {
 def command_line(rng: Rng, index: int, directory: Path) -> Outcome:
     """A good command line with up to three options spoilt."""
     command = str(rng.choice(list(_COMMANDS)))
-    options: dict[str, str] = {**_MECHANISM, **_COMMANDS[command]}
+    batching = BATCHINGS[int(rng.integers(len(BATCHINGS)))]
+    options: dict[str, str] = {**_MECHANISM, **batching, **_COMMANDS[command]}
     if command in ("compare", "verify"):
         options["--accountant"] = "gaussian,renyi"
         options["--samples"] = "50"
     else:
         options["--accountant"] = str(rng.choice(["gaussian", "renyi", "monte-carlo"]))
+        if "poisson" in batching.get("--batching", ""):
+            options["--accountant"] = "best"
     if command not in ("compare", "verify") and rng.random() < 0.3:
         options |= {"--time-budget": "100", "--memory-budget": "1e9"}
     if options["--accountant"] == "renyi":
@@ -89,7 +101,7 @@ def command_line(rng: Rng, index: int, directory: Path) -> Outcome:
     spoilt: list[str] = []
     for _ in range(int(rng.integers(1, 4))):
         option = str(rng.choice(list(options)))
-        pool = _WORDS if option in ("--strategy", "--accountant", "--direction") else _NUMBERS
+        pool = _WORDS if option in ("--strategy", "--accountant", "--direction", "--batching") else _NUMBERS
         options[option] = pool[int(rng.integers(len(pool)))]
         spoilt.append(option)
     arguments = [command, *(word for pair in options.items() for word in pair), "--json"]

@@ -34,7 +34,8 @@ def python_call(rng: Rng, index: int, directory: Path) -> Outcome:
     import dpmf
     from dpmf import accountants, strategies
 
-    mechanism = dpmf.Mechanism(strategies.bsr(2), dpmf.BallsInBins(2, 3))
+    bins = [dpmf.BallsInBins(2, 3), dpmf.reshuffled(2, 3), dpmf.BallsInBins(2, 4, stride=2)][int(rng.integers(3))]
+    mechanism = dpmf.Mechanism(strategies.bsr(2), bins)
     cheap = accountants.Renyi(work_budget=1e4, max_order=8)
     asked = {"mechanism": mechanism, "accountant": cheap}
     budgets = {"time_budget": 100.0, "memory_budget": 1e9}
@@ -51,6 +52,12 @@ def python_call(rng: Rng, index: int, directory: Path) -> Outcome:
         ),
         "profile": (dpmf.profile, {**asked, "noise_multiplier": 2.0, "epsilons": [1.0, 2.0]}),
         "BallsInBins": (dpmf.BallsInBins, {"epochs": 2, "batches_per_epoch": 3, "iterations": 6}),
+        "thrown anew": (
+            dpmf.BallsInBins,
+            {"epochs": 4, "batches_per_epoch": 6, "rethrow_every": 2, "stride": 3, "gap": 1},
+        ),
+        "reshuffled": (dpmf.reshuffled, {"epochs": 2, "batches_per_epoch": 4, "stride": 2, "gap": 1}),
+        "Poisson": (dpmf.batching.Poisson, {"epochs": 2, "batches_per_epoch": 4, "period": 2}),
         "Mechanism": (dpmf.Mechanism, {"strategy": strategies.bsr(2), "batching": dpmf.BallsInBins(2, 3)}),
         "coefficients": (strategies.coefficients, {"source": [1.0, 0.5]}),
         "matrix": (strategies.matrix, {"source": [[1.0]]}),

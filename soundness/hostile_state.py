@@ -79,12 +79,16 @@ def checkpoint_file(rng: Rng, index: int, directory: Path) -> Outcome:
 
 def event(rng: Rng, index: int, directory: Path) -> Outcome:
     """An event of dp_accounting with one or two attributes that make no sense."""
+    import dpmf
     from dpmf import strategies
     from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent
 
     good: dict[str, Any] = {
         "strategy": strategies.bsr(2), "epochs": 2, "batches_per_epoch": 3, "noise_multiplier": 2.0, "iterations": 6,
     }  # fmt: skip
+    batchings = [dpmf.reshuffled(2, 3), dpmf.BallsInBins(2, 3, stride=3), dpmf.batching.Poisson(2, 3, 3)]
+    if rng.random() < 0.5:
+        good |= {"batching": batchings[int(rng.integers(3))], "iterations": None}
     spoilt = {str(rng.choice(list(good))): strange_value(rng) for _ in range(int(rng.integers(0, 3)))}
 
     def accept(answer: Any) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
+from dpmf.batching import Poisson
 from soundness.problems import Problem
 
 # Accountants that give estimates, and accountants of other packages.
@@ -125,13 +126,35 @@ PLANS: Mapping[str, Plan] = {
     "auto": Plan((0.5, 0.3, 0.3, 0.3, 0.3, 0.2), 1, epsilon=0.4, calibrate=0.01, profile=0.02, light=0.1),
     "lower": Plan((0.2, 0.4, 0.4, 0.4, 0.4, 0.3), 2, epsilon=0.1, calibrate=0.05, light=0.12),
 }
+# Where throws are composed: one composition answers for all ε and both directions.
+COMPOSED: Mapping[str, Plan] = {
+    "gaussian": Plan((1, 1, 1, 1, 1, 1), 6, target=0.05, calibrate=0.1, light=0.5),
+    "renyi": Plan((0.5, 0.5, 0.5, 0.5, 0.5, 0.5), 6, target=0.05, light=0.3),
+    "lattice": Plan((0.2, 0.35, 0.35, 0.35, 0.35, 0.35), 6, target=0.02, light=0.2),
+    "conditional": Plan((0.1, 0.15, 0.15, 0.15, 0.15, 0.15), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "cascade": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "chain": Plan((0.05, 0.12, 0.12, 0.12, 0.12, 0.12), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "best": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "auto": Plan((0.05, 0.06, 0.06, 0.06, 0.06, 0.06), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "lower": Plan((0.5, 0.5, 0.5, 0.5, 0.5, 0.5), 2, light=0.3),
+}
+# Poisson samples have one bound, which these two ask.
+SAMPLED: Mapping[str, Plan] = {
+    "best": Plan((1, 1, 1, 1, 1, 1), 6, calibrate=0.1),
+    "auto": Plan((0.3, 0.3, 0.3, 0.3, 0.3, 0.3), 3, calibrate=0),
+    "lower": COMPOSED["lower"],
+}
 # An accountant that is not here.
 _OTHER = Plan((0.2, 0.2, 0.2, 0.2, 0.05, 0), 1)
 
 
 def _picked(name: str, problem: Problem, seed: int, light: bool) -> Plan | None:
     """The plan, where this problem is among those that the accountant is asked about."""
-    plan = PLANS.get(name, _OTHER)
+    batching = problem.mechanism.batching
+    table = PLANS if batching.fixed else SAMPLED if isinstance(batching, Poisson) else COMPOSED
+    if table is SAMPLED and name not in table:
+        return None
+    plan = table.get(name, _OTHER)
     start = np.random.default_rng([seed, 1, zlib.crc32(name.encode())]).random()
     place = (start + problem.index * _GOLDEN) % 1.0
     if place >= plan.share(problem.mechanism.batching.batches_per_epoch, light):

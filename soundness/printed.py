@@ -22,7 +22,7 @@ from soundness.judge import ANSWERED, REFUSED, Hang, Outcome, fault, watched
 
 Rng = np.random.Generator
 NUMBER = r"(?:[\d.]+(?:e[-+]\d+)?|inf)"
-_PAIR = re.compile(rf"\(({NUMBER}), ({NUMBER})\)-DP")
+PAIR = re.compile(rf"\(({NUMBER}), ({NUMBER})\)-DP")
 _CLOSE = 2e-4  # relative: five digits are the fewest that are printed
 
 
@@ -33,7 +33,7 @@ def printed(rng: Rng, index: int, directory: Path) -> Outcome:
     shown = " ".join(arguments)[:200]
     try:
         with watched():
-            plain, text = _run([*arguments, "--json"]), _run(arguments)
+            plain, text = run([*arguments, "--json"]), run(arguments)
     except Hang:
         return fault(f"hang: {shown}")
     if plain is None or text is None:
@@ -45,7 +45,7 @@ def printed(rng: Rng, index: int, directory: Path) -> Outcome:
     return ANSWERED
 
 
-def _run(arguments: list[str]) -> str | None:
+def run(arguments: list[str]) -> str | None:
     """The output of a command, or None where it refused."""
     from dpmf.cli import main
 
@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> str | None:
     return out.getvalue()
 
 
-def _drawn(rng: Rng, low: float, high: float) -> str:
+def drawn(rng: Rng, low: float, high: float) -> str:
     """A positive number with one to seventeen digits, evenly on the logarithmic scale."""
     value = float(np.exp(rng.uniform(np.log(low), np.log(high))))
     return f"{value:.{int(rng.integers(1, 18))}g}"
@@ -78,7 +78,7 @@ def _question(rng: Rng) -> tuple[str, dict[str, str], Any]:
     if strategy != "dpsgd":
         options["--bandwidth"] = str(rng.integers(1, 5))
     command = str(rng.choice(["calibrate", "epsilon", "delta", "compare", "verify"]))
-    sigma, epsilon, delta = _drawn(rng, 0.5, 100), _drawn(rng, 0.05, 20), _drawn(rng, 1e-12, 0.5)
+    sigma, epsilon, delta = drawn(rng, 0.5, 100), drawn(rng, 0.05, 20), drawn(rng, 1e-12, 0.5)
     options |= {"--epsilon": epsilon, "--delta": delta, "--noise-multiplier": sigma}
     for unused in {"calibrate": ["--noise-multiplier"], "epsilon": ["--epsilon"], "delta": ["--delta"]}.get(
         command, []
@@ -89,6 +89,7 @@ def _question(rng: Rng) -> tuple[str, dict[str, str], Any]:
         return command, options | {"--accountant": "gaussian,renyi", "--max-order": "12"}, _comparison
     if command == "verify":
         return command, options | {"--accountant": "gaussian,renyi", "--samples": "20"}, _page
+    options |= [{}, {}, {"--batching": "reshuffled"}, {"--batching": "cyclic"}][int(rng.integers(4))]
     if rng.random() < 0.5:
         return command, options | {"--accountant": "gaussian"}, _answer
     return command, options | {"--accountant": "renyi", "--work-budget": "1e5"}, _answer
@@ -111,7 +112,7 @@ def _given(text: str, option: str) -> str | None:
     return None if float(text) == float(option) else f"{text} was given as {option}"
 
 
-def _cells(text: str) -> dict[str, str]:
+def cells(text: str) -> dict[str, str]:
     """The rows of a table by their first column; a long cell goes on in lines whose first column is empty."""
     found: dict[str, str] = {}
     name = ""
@@ -122,23 +123,23 @@ def _cells(text: str) -> dict[str, str]:
 
 
 def _answer(answer: dict[str, Any], text: str, options: dict[str, str]) -> Found:
-    cells = _cells(text)
+    rows = cells(text)
     asked = {"noise_multiplier": "noise multiplier", "epsilon": "ε", "delta": "δ"}
     field = next(name for name in asked if f"--{name.replace('_', '-')}" not in options)
-    yield asked[field], wrong(cells[asked[field]], answer[field], up=True)
-    if cells["lower bound"] != "none found":
-        yield "lower bound", wrong(cells["lower bound"], answer["lower"], up=False)
-    pair = _PAIR.search(cells["guarantee"])
+    yield asked[field], wrong(rows[asked[field]], answer[field], up=True)
+    if rows["lower bound"] != "none found":
+        yield "lower bound", wrong(rows["lower bound"], answer["lower"], up=False)
+    pair = PAIR.search(rows["guarantee"])
     if pair is None:
-        yield "guarantee", f"no (ε, δ) in {cells['guarantee']!r}"
+        yield "guarantee", f"no (ε, δ) in {rows['guarantee']!r}"
         return
     for name, shown in zip(("epsilon", "delta"), pair.groups(), strict=True):
         option = options.get(f"--{name}")
         yield name, wrong(shown, answer[name], up=True) if option is None else _given(shown, option)
     if "--noise-multiplier" in options:
-        yield "noise multiplier", _given(cells["noise multiplier"], options["--noise-multiplier"])
+        yield "noise multiplier", _given(rows["noise multiplier"], options["--noise-multiplier"])
     for way, how in answer["details"].items():
-        shown = next(cell for name, cell in cells.items() if name.endswith(f", {way}"))
+        shown = next(cell for name, cell in rows.items() if name.endswith(f", {way}"))
         yield way, wrong(shown.split()[0], how["value"], up=True)
 
 

@@ -46,7 +46,7 @@ def signal_to_noise(strategy: strategies.Strategy, n: int, b: int, sigma: float)
     return means.T @ means
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return float(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
@@ -140,18 +140,18 @@ def draw_problem(seed: int, index: int) -> Problem:
         epochs = int(rng.integers(1, 4 if b <= 4 else 3))
         n = epochs * b - (int(rng.integers(0, b)) if epochs > 1 and rng.random() < 0.4 else 0)
         made = FAMILIES[family](rng, n, b)
-    scale = _log_uniform(rng, 1e-3, 1e3) if rng.random() < 0.6 else 1.0
+    scale = log_uniform(rng, 1e-3, 1e3) if rng.random() < 0.6 else 1.0
     strategy = strategies.coefficients(made * scale) if made.ndim == 1 else strategies.matrix(made * scale)
     mechanism = Mechanism(strategy, BallsInBins.from_iterations(n, b))
     largest = float(signal_to_noise(strategy, n, b, 1.0).max())
-    delta = _log_uniform(rng, *DELTA_RANGE)
+    delta = log_uniform(rng, *DELTA_RANGE)
     if rng.random() < 0.25:  # blind: mostly far too much noise, or far too little
-        sigma = _log_uniform(rng, *SIGMA_RANGE)
-        epsilons = [_log_uniform(rng, *EPSILON_RANGE) for _ in range(6)]
+        sigma = log_uniform(rng, *SIGMA_RANGE)
+        epsilons = [log_uniform(rng, *EPSILON_RANGE) for _ in range(6)]
     else:
-        sigma = min(max(math.sqrt(largest / _log_uniform(rng, 1e-4, 60.0)), SIGMA_RANGE[0]), SIGMA_RANGE[1])
+        sigma = min(max(math.sqrt(largest / log_uniform(rng, 1e-4, 60.0)), SIGMA_RANGE[0]), SIGMA_RANGE[1])
         # Where no amplification would give δ; with it, somewhat below.
-        near = _gaussian_epsilon(largest / sigma**2, delta)
+        near = gaussian_epsilon(largest / sigma**2, delta)
         epsilons = [near * f for f in (*rng.uniform(0.1, 0.7, 3), *rng.uniform(0.7, 1.2, 3))]
     rng.shuffle(epsilons)
     if size in ("b=4", "sampled"):
@@ -160,7 +160,7 @@ def draw_problem(seed: int, index: int) -> Problem:
     return Problem(index, family, size, mechanism, sigma, clipped, delta, signal_to_noise(strategy, n, b, sigma))
 
 
-def _gaussian_epsilon(s: float, delta: float) -> float:
+def gaussian_epsilon(s: float, delta: float) -> float:
     if gaussian_delta(s, EPSILON_RANGE[0]) <= delta:
         return EPSILON_RANGE[0]
     if gaussian_delta(s, EPSILON_RANGE[1]) >= delta:

@@ -29,6 +29,7 @@ def regime(low: float) -> str | None:
 def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts, violations and looseness of the problems checked."""
     cases, methods, families, sizes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    parts = Counter[str]()
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     ways: dict[str, Counter[str]] = defaultdict(Counter)
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -38,6 +39,7 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         problems += 1
         violations += [{"index": row["index"], **v} for v in row["violations"]]
+        parts[row["part"]] += len(row["findings"])
         families[row["family"]] += len(row["findings"])
         sizes[row["size"]] += len(row["findings"])
         for accountant, kind, direction, low, method, loose in row["findings"]:
@@ -57,6 +59,7 @@ def summarise(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "by_accountant": dict(sorted(cases.items())),
         "by_question": {name: dict(sorted(count.items())) for name, count in sorted(kinds.items())},
         "by_direction": {name: dict(sorted(count.items())) for name, count in sorted(ways.items())},
+        "by_part": dict(sorted(parts.items())),
         "by_truth": dict(sorted(methods.items())),
         "by_family": dict(sorted(families.items())),
         "by_size": dict(sorted(sizes.items())),
@@ -173,8 +176,14 @@ def _looseness(c: Mapping[str, Any]) -> str:
 
 def _coverage(c: Mapping[str, Any]) -> str:
     parts = []
-    for title, key in (("truth from", "by_truth"), ("strategy", "by_family"), ("size", "by_size")):
-        parts.append(_table([title, "cases"], ((name, f"{count:,}") for name, count in c[key].items())))
+    for title, key in (
+        ("part", "by_part"),
+        ("truth from", "by_truth"),
+        ("strategy or batching", "by_family"),
+        ("size", "by_size"),
+    ):
+        if key in c:  # runs of before there were parts have none
+            parts.append(_table([title, "cases"], ((name, f"{count:,}") for name, count in c[key].items())))
     ways = c.get("by_direction", {})
     asked = [
         (name, f"{count:,}", *(f"{ways[name].get(way, 0):,}" if ways else "" for way in ("remove", "add")))

@@ -19,10 +19,25 @@ import pytest
 from waiting import until
 
 from dpmf.accountants import ACCOUNTANTS, Best, Chain, Renyi, lattice
+from dpmf.batching import Poisson
 from dpmf.lower_bounds import lower_delta
 from evidence import fingerprint
 from soundness import __main__ as command
-from soundness import campaign, cases, draw_problem, faults, fuzz, page, plans, provenance, summary, true_delta
+from soundness import (
+    campaign,
+    cases,
+    draw_problem,
+    faults,
+    fuzz,
+    page,
+    parts,
+    plans,
+    problems,
+    provenance,
+    summary,
+    true_delta,
+)
+from soundness.batchings import draw_batching_problem
 from soundness.cases import Finding
 from soundness.journal import Journal
 from soundness.judge import fault
@@ -52,9 +67,13 @@ def test_no_violation_in_two_thousand_cases(rows: list[dict]) -> None:
 def test_the_slice_covers_what_it_should(rows: list[dict]) -> None:
     found = summary.summarise(rows)
     both = {"add", "remove"}
-    assert {name: set(ways) for name, ways in found["by_direction"].items()} == dict.fromkeys(OURS | {"lower"}, both)
+    asked = {name: set(ways) for name, ways in found["by_direction"].items()}
+    assert {name: asked[name] for name in OURS | {"lower"}} == dict.fromkeys(OURS | {"lower"}, both)
+    assert set(found["by_part"]) == set(parts.PARTS)
     assert {"closed form", "one factor", "quadrature, 1-d", "quadrature, 2-d", "sampling"} <= set(found["by_truth"])
-    assert len(found["by_family"]) == 8
+    assert {"low rank", *problems.FAMILIES, "reshuffled", "thrown anew"} <= set(found["by_family"])
+    assert any("oisson" in name for name in found["by_family"])
+    assert any("with a stride" in name for name in found["by_family"])
     assert len(found["looseness"]["renyi"]) == 3
     assert sum(spread["cases"] for spread in found["looseness"]["gaussian"].values()) > 100
     asked = {kind for kinds in found["by_question"].values() for kind in kinds}
@@ -72,10 +91,13 @@ LEAST = {
 
 def test_every_accountant_will_have_its_share_of_the_campaign() -> None:
     """Counted from the plans for a part of the campaign, without asking anybody; profiles and the like come on top."""
-    part, count = 400, Counter[str]()
-    for index in range(part):
-        problem = draw_problem(0, index)
-        correlated = lattice.uncorrelated_diagonal(problem.mechanism) is None
+    count = Counter[str]()
+    for index in range(400):
+        if (part := parts.part_of(index)) not in ("fixed bins", "batchings"):
+            continue
+        problem = (draw_problem if part == "fixed bins" else draw_batching_problem)(0, index)
+        throws = not isinstance(problem.mechanism.batching, Poisson)
+        correlated = throws and lattice.uncorrelated_diagonal(problem.mechanism.throw) is None
         for accountant, plan, _ in plans.accountants_for(problem, 0):
             if not (accountant.name == "lattice" and correlated):
                 count[accountant.name] += 2 * len(problem.epsilons[: plan.epsilons])
@@ -242,10 +264,10 @@ def test_a_problem_is_the_same_each_time() -> None:
 def test_an_interrupted_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def row(seed: int, light: bool, index: int) -> dict:
+    def row(seed: int, light: bool, part: str | None, index: int) -> dict:
         asked.append(index)
         finding = ["x", "delta", "add", "0.1", "closed form", "1"]
-        return {"index": index, "family": "f", "size": "s", "findings": [finding] * 10, "violations": []}
+        return {"index": index, "part": "p", "family": "f", "size": "s", "findings": [finding] * 10, "violations": []}
 
     monkeypatch.setattr(campaign, "to_row", row)
     path = tmp_path / "journal.jsonl"
@@ -268,12 +290,12 @@ def test_an_interrupted_campaign_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_rows_of_other_code_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    before = campaign.header(0) | {"accounting": "of long ago"}
+    before = campaign.header(0) | {"package": "of long ago"}
     journal = Journal(path, before)
     journal.add({"index": 0})
     journal.close()
     content = path.read_bytes()
-    with pytest.raises(ValueError, match=r"other code .*accounting 'of long ago', now .*--restart"):
+    with pytest.raises(ValueError, match=r"other code .*package 'of long ago', now .*--restart"):
         Journal(path, campaign.header(0))
     assert path.read_bytes() == content
     journal = Journal(path, campaign.header(0), restart=True)
@@ -301,8 +323,18 @@ def test_a_killed_fuzz_run_goes_on_in_two_processes(tmp_path: Path) -> None:
     until(lambda: path.exists() and path.read_bytes().count(b"\n") >= 3)
     process.kill()
     process.wait()
-    # A lock that no worker holds any more.
-    until(lambda: subprocess.run([*command, *few], cwd=ROOT, capture_output=True).returncode == 0)
+
+    def unlocked() -> bool:
+        """No worker holds the lock any more. Asked here: every start of the command takes seconds."""
+        try:
+            Journal(path, fuzz.header(0)).close()
+        except ValueError:
+            return False
+        return True
+
+    until(unlocked)
+    again = subprocess.run([*command, *few], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
     journal = Journal(path, fuzz.header(0))
     try:
         for block, row in journal.rows.items():
@@ -379,8 +411,8 @@ def recorded(part: str, path: Path) -> dict:
 
 def test_the_campaign_records_itself(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = ["x", "delta", "add", "0.1", "closed form", "1.5"]
-    row = {"family": "f", "size": "s", "findings": [finding] * 7, "violations": []}
-    monkeypatch.setattr(campaign, "to_row", lambda seed, light, index: {"index": index, **row})
+    row = {"part": "p", "family": "f", "size": "s", "findings": [finding] * 7, "violations": []}
+    monkeypatch.setattr(campaign, "to_row", lambda seed, light, part, index: {"index": index, **row})
     monkeypatch.setattr(sys, "argv", ["", "--cases", "20", "--jobs", "1", "--journal", str(docs / "journal")])
     assert command.main() == 0
     assert recorded("campaign", docs / "soundness.md")["cases"] == 21
@@ -462,8 +494,18 @@ def test_the_committed_run_is_large_and_without_violations() -> None:
 def test_the_committed_run_leaves_no_accountant_out() -> None:
     found = summary.load()["campaign"]
     assert {name: least for name, least in LEAST.items() if found["by_accountant"][name] < least} == {}
-    for name, ways in found["by_direction"].items():
+    for name in LEAST:
+        ways = found["by_direction"][name]
         assert min(ways.get("add", 0), ways.get("remove", 0)) > LEAST[name] / 4, name
+
+
+def test_the_committed_run_leaves_no_part_out() -> None:
+    found = summary.load()["campaign"]
+    if "by_part" not in found:
+        pytest.skip("the committed run is of before there were parts")
+    assert set(found["by_part"]) == set(parts.PARTS)
+    least = {"batchings": 20_000, "fixed bins": 20_000, "bridges": 800, "printed text": 800, "designs": 200}
+    assert {part: number for part, number in least.items() if found["by_part"][part] < number} == {}
 
 
 def test_the_truth_knows_how_small_it_can_be_computed():
@@ -483,5 +525,5 @@ def test_a_hang_is_a_violation():
             time.sleep(0.01)
 
     with campaign._at_most(0.2):
-        _, problem = cases._guarded(forever)
+        _, problem = cases.guarded(forever)
     assert problem == "TimeoutError: no answer within 0.2 s"

@@ -400,10 +400,12 @@ def test_the_page_shows_the_committed_study(example: Any) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     for name, block in report.blocks(mechanisms, runs).items():
         assert f"<!-- {name} -->\n{block}\n<!-- end -->" in page
-    for epsilon, found in report.everything(mechanisms, runs)["main"].items():
+    for found in report.everything(mechanisms, runs)["main"].values():
         rates = [r.rate for r in found]
         assert study.RATES[0] < min(rates) <= max(rates) < study.RATES[-1]
-        assert len(found[0].scores) == (15 if epsilon == 2 else 20)
+        assert len(found[0].scores) == 20
+    origins = {m["sigma_from"] for m in mechanisms.values() if m["setting"] == "main"}
+    assert origins == {"proved: dpmf", "proved: dpmf best", "computed: dp_accounting"}
 
 
 def test_the_noise_of_the_results_still_meets_its_target(example: Any) -> None:

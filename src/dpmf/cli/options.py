@@ -151,7 +151,7 @@ def mechanism_from(
     exponent: Exponent = None,
 ) -> "Mechanism":
     """Build the mechanism that the options describe."""
-    from dpmf import Mechanism, strategies
+    from dpmf import Mechanism, strategies, validation
     from dpmf.batching import batches_from_size, build
     from dpmf.errors import ArgumentError
 
@@ -166,7 +166,8 @@ def mechanism_from(
     chosen = strategies.build(
         strategy, bandwidth=bandwidth, buffers=buffers, file=file, decay=decay, exponent=exponent, normalized=normalized
     )
-    width = chosen.bandwidth(batches_per_epoch) if batching.startswith("cyclic") else 1
+    b = validation.integer("batches_per_epoch", batches_per_epoch, at_least=1)
+    width = chosen.bandwidth(b) if batching.startswith("cyclic") else 1
     batches = build(
         batching, epochs, batches_per_epoch, bandwidth=width, iterations=iterations,
         rethrow_every=rethrow_every, stride=stride, gap=gap,

@@ -136,8 +136,10 @@ def _update(  # type: ignore[no-untyped-def]
     """Correlate the normals of some elements, keep what the next steps need, and add the row of this step.
 
     Row i of `weights` has the factors of step i of this launch: that of its normal, then those of what was kept 1, 2,
-    ... steps before. For buffers row 0 has their decay and row 1 their weight.
+    ... steps before, then AHEAD − 1 zeros, so that the loop over what was kept needs no conditions. For buffers row 0
+    has their decay and row 1 their weight.
     """
+    STRIDE: tl.constexpr = COPIES + AHEAD
     if METHOD == "buffers":
         y0 = z0
         for i in tl.static_range(COPIES):
@@ -148,29 +150,30 @@ def _update(  # type: ignore[no-untyped-def]
             tl.store(kept + i * size + place, tl.fma(row, tl.load(weights + i), y0), mask=valid)
     else:
         a0, a1, a2, a3 = z0 * 0.0, z0 * 0.0, z0 * 0.0, z0 * 0.0
-        for j in tl.static_range(1, COPIES + 1):
+        # Unrolled completely, many copies would take minutes to compile and run more slowly.
+        for j in tl.range(1, COPIES + 1, loop_unroll_factor=2 if COPIES < 8 else 8):
             at = tl.where(slot >= j, slot - j, slot - j + COPIES).to(tl.int64)
             row = tl.load(kept + at * size + place, mask=valid, other=0.0)
             a0 = tl.fma(row, tl.load(weights + j), a0)
-            if AHEAD > 1 and j + 1 <= COPIES:
-                a1 = tl.fma(row, tl.load(weights + (COPIES + 1) + j + 1), a1)
-            if AHEAD > 2 and j + 2 <= COPIES:
-                a2 = tl.fma(row, tl.load(weights + 2 * (COPIES + 1) + j + 2), a2)
-            if AHEAD > 3 and j + 3 <= COPIES:
-                a3 = tl.fma(row, tl.load(weights + 3 * (COPIES + 1) + j + 3), a3)
+            if AHEAD > 1:
+                a1 = tl.fma(row, tl.load(weights + STRIDE + j + 1), a1)
+            if AHEAD > 2:
+                a2 = tl.fma(row, tl.load(weights + 2 * STRIDE + j + 2), a2)
+            if AHEAD > 3:
+                a3 = tl.fma(row, tl.load(weights + 3 * STRIDE + j + 3), a3)
         y0 = tl.fma(z0, tl.load(weights), a0)
         if COPIES > 0:
             tl.store(kept + slot.to(tl.int64) * size + place, y0 if METHOD == "back-substitution" else z0, mask=valid)
         if AHEAD > 1:
-            w1 = weights + (COPIES + 1)
+            w1 = weights + STRIDE
             y1 = tl.fma(z1, tl.load(w1), tl.fma(y0, tl.load(w1 + 1), a1))
             tl.store(kept + ((slot + 1) % COPIES).to(tl.int64) * size + place, y1, mask=valid)
         if AHEAD > 2:
-            w2 = weights + 2 * (COPIES + 1)
+            w2 = weights + 2 * STRIDE
             y2 = tl.fma(z2, tl.load(w2), tl.fma(y0, tl.load(w2 + 2), tl.fma(y1, tl.load(w2 + 1), a2)))
             tl.store(kept + ((slot + 2) % COPIES).to(tl.int64) * size + place, y2, mask=valid)
         if AHEAD > 3:
-            w3 = weights + 3 * (COPIES + 1)
+            w3 = weights + 3 * STRIDE
             y3 = tl.fma(y0, tl.load(w3 + 3), tl.fma(y1, tl.load(w3 + 2), tl.fma(y2, tl.load(w3 + 1), a3)))
             tl.store(kept + ((slot + 3) % COPIES).to(tl.int64) * size + place, tl.fma(z3, tl.load(w3), y3), mask=valid)
     old = tl.load(target + place, mask=valid, other=0.0)

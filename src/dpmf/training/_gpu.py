@@ -82,7 +82,7 @@ class TritonBackend:
         elif t % (ahead := rows_at_once(plan)):  # computed with an earlier row
             target.add_(kept[t % plan.copies], alpha=factor)
         else:
-            together = np.stack([weights(t + i) for i in range(ahead)])
+            together = np.pad([weights(t + i) for i in range(ahead)], ((0, 0), (0, ahead - 1)))
             self._launch(target, factor, source, plan, together, t, array, shard, kept)
 
     def _launch(

@@ -243,9 +243,10 @@ class Private:
         mechanism = first_part(self.mechanism, made) if made < self.steps else self.mechanism
 
         def uncut(left: float) -> float:
-            answer = api.epsilon(
-                mechanism, noise_multiplier=self.noise_multiplier, delta=left, accountant=self._accountant
-            )
+            with _target.saying(f"computing ε after {made} steps"):
+                answer = api.epsilon(
+                    mechanism, noise_multiplier=self.noise_multiplier, delta=left, accountant=self._accountant
+                )
             if not isinstance(answer, PrivacyBound):
                 raise ArgumentError(
                     "accountant", f"must be one that proves its bound, {answer.accountant} estimates it"
