@@ -56,7 +56,7 @@ def test_any_knobs(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounding_errors_are_known() -> None:
-    """If entries of the Gram matrix are off by what is allowed, covariance and shifts are off by no more than is said."""
+    """Entries that are off by as much as allowed move covariance and shifts by no more than is said."""
     rng = np.random.default_rng(3)
     means = rng.random((12, 14))
     gram = means @ means.T
