@@ -1,4 +1,4 @@
-"""Tests on windows that are made independent: against quadrature, enumeration and exact arithmetic."""
+"""Tests on windows that are made independent: against quadrature and enumeration."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_any_knobs(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounding_errors_are_known() -> None:
-    """Covariance and shifts of the statistics, in exact arithmetic, are as far off as is said, and no farther."""
+    """Entries that are off by as much as allowed move covariance and shifts by no more than is said."""
     rng = np.random.default_rng(3)
     means = rng.random((12, 14))
     gram = means @ means.T
