@@ -21,8 +21,12 @@ def main(names: list[str]) -> None:
     if unknown:
         print(f"benchmarks: unknown {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
         sys.exit(2)
-    for name in names or NAMES:
-        importlib.import_module(f"benchmarks.{name}").main()
+    try:
+        for name in names or NAMES:
+            importlib.import_module(f"benchmarks.{name}").main()
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted; seconds are measured in one run, so it begins anew", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from dpmf import budget, progress, validation
@@ -29,10 +30,14 @@ class _Tuning:
     Attributes:
       epsilon_tolerance: the search for ε ends when its interval is this narrow, relative to ε.
       first_step: the search for σ begins with relative steps of this size.
+      refined_step: the same where the slower bounds go on from where the quick ones end.
+      refined_tolerance: the least relative tolerance of their search.
     """
 
     epsilon_tolerance: float = 1e-5
     first_step: float = 0.5
+    refined_step: float = 0.03
+    refined_tolerance: float = 1e-3
 
 
 _TUNING = _Tuning()
@@ -101,6 +106,18 @@ def lower_epsilon(
                 low, high = (middle, high) if bounds.exceeds(delta, sigma, middle, one_way) else (low, middle)
                 note(low)
             found = low
+            refined = bounds.refined(delta, sigma, found, one_way) if found > 0 else None
+            if refined is not None:
+
+                def above(epsilon: float, refined: Callable[[float, float], bool] = refined) -> bool:
+                    nonlocal found
+                    if missed := refined(sigma, epsilon):
+                        note(epsilon)
+                        found = max(found, epsilon)
+                    return missed
+
+                tolerance = max(_TUNING.epsilon_tolerance, _TUNING.refined_tolerance)
+                _last_miss(above, found, known=True, tolerance=tolerance, step=_TUNING.refined_step)
 
     return _largest_in_time(target, search, ("epsilon", sigma, delta, direction))
 
@@ -132,16 +149,23 @@ def lower_noise_multiplier(
         found, start = 0.0, math.sqrt(float(bounds.diagonal.max()))
         for one_way in directions:
 
-            def misses(sigma: float, one_way: Direction = one_way) -> bool:
+            def misses(sigma: float, exceeds: Callable[[float, float], bool]) -> bool:
                 nonlocal found
-                missed = bounds.exceeds(delta, sigma, epsilon, one_way)
-                if missed:
+                if missed := exceeds(sigma, epsilon):
                     note(sigma)
                     found = max(found, sigma)
                 return missed
 
+            def quick(sigma: float, epsilon: float, one_way: Direction = one_way) -> bool:
+                return bounds.exceeds(delta, sigma, epsilon, one_way)
+
             if start > 0:
-                _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
+                _last_miss(partial(misses, exceeds=quick), found or start, known=found > 0, tolerance=tolerance)
+            refined = bounds.refined(delta, found, epsilon, one_way) if found > 0 else None
+            if refined is not None:
+                least = max(tolerance, _TUNING.refined_tolerance)
+                slow = partial(misses, exceeds=refined)
+                _last_miss(slow, found, known=True, tolerance=least, step=_TUNING.refined_step)
 
     return _largest_in_time(target, search, ("noise multiplier", epsilon, delta, direction, tolerance))
 
@@ -183,10 +207,12 @@ def _largest_in_time(target: Mechanism | Array, search: Callable[[_Bounds, _Note
     return max(noted)
 
 
-def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float) -> None:
-    """Search for the largest σ with misses(σ); with `known`, only above `start`."""
+def _last_miss(
+    misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float, step: float | None = None
+) -> None:
+    """Search for the largest σ with misses(σ), by relative steps that grow; with `known`, only above `start`."""
     low = high = start
-    factor = 1 + _TUNING.first_step
+    factor = 1 + (_TUNING.first_step if step is None else step)
     if misses(start):
         while misses(high := low * factor):
             low, factor = high, factor * factor

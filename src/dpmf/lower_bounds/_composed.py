@@ -114,15 +114,15 @@ def hull(cells: Sequence[Cells]) -> Cells:
     return Cells(steps[:, 1] * (1 - 4 * UNIT), steps[:, 0] * (1 + 4 * UNIT))
 
 
-def _between(edges: Array, shift: float) -> tuple[Array, Array]:
-    """Probabilities of N(shift, 1) between edges, from below and from above."""
+def between(edges: Array, shift: float | Array) -> tuple[Array, Array]:
+    """Probabilities of N(shift, 1) between edges, from below and from above; shifts may be a column."""
     z = edges - shift
     lower, upper = ndtr(z), ndtr(-z)
-    left = z[1:] + z[:-1] < 0
-    values = np.where(left, lower[1:] - lower[:-1], upper[:-1] - upper[1:])
+    left = z[..., 1:] + z[..., :-1] < 0
+    values = np.where(left, lower[..., 1:] - lower[..., :-1], upper[..., :-1] - upper[..., 1:])
     # Rounding of the arguments changes a tail by its own size times the square of its distance.
-    nearest = np.minimum(np.where(left, np.abs(z[1:]), np.abs(z[:-1])), 40.0)
-    tail = np.where(left, lower[1:], upper[:-1])
+    nearest = np.minimum(np.where(left, np.abs(z[..., 1:]), np.abs(z[..., :-1])), 40.0)
+    tail = np.where(left, lower[..., 1:], upper[..., :-1])
     error = tail * (_TAIL_ERROR + 16 * UNIT * (nearest + 2) ** 2) + _TINY
     return np.maximum(values - error, 0.0), values + error
 
@@ -131,10 +131,10 @@ def mixture_cells(shifts: Array, weights: Array, direction: Direction) -> Cells:
     """Cells of x under a mixture of N(shift, 1) against N(0, 1); both a lower shift and rounding lower the profile."""
     top = float(shifts.max())
     edges = np.concatenate(([-np.inf], np.linspace(-12.0, top + 12.0, _TUNING.cells - 1), [np.inf]))
-    alone = _between(edges, 0.0)
+    alone = between(edges, 0.0)
     low, high = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
     for shift, weight in zip(shifts.tolist(), weights.tolist(), strict=True):
-        below, above = _between(edges, shift)
+        below, above = between(edges, shift)
         low, high = low + weight * below, high + weight * above
     slack = (len(weights) + 4) * 2 * UNIT
     low, high = low * (1 - slack), high * (1 + slack)
@@ -188,9 +188,9 @@ def sum_cells(blocks: Sequence[Blocks], direction: Direction) -> Cells | None:
     edges = [block.edges(step, cells) for block in blocks]
     sides = []
     for side in (0, 1):
-        plain = [_between(ends, 0.0)[side] for ends in edges]
+        plain = [between(ends, 0.0)[side] for ends in edges]
         biased = [
-            np.mean([_between(ends, shift)[side] for shift in block.shifts.tolist()], axis=0)
+            np.mean([between(ends, shift)[side] for shift in block.shifts.tolist()], axis=0)
             for ends, block in zip(edges, blocks, strict=True)
         ]
         norms = np.array(
@@ -267,6 +267,9 @@ class ComposedLowerBounds:
         """Whether the bound proves δ(ε) > `delta`."""
         budget.check()
         return self.delta(noise_multiplier, epsilon, direction) > delta
+
+    def refined(self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction) -> None:
+        """There are no slower bounds."""
 
     def _compose(self, sigma: float, direction: Direction) -> Composition:
         pairs = [(self._one_throw(gram, sigma, direction), count) for gram, count in self._grams if count]

@@ -2,6 +2,7 @@
 
 With S = G/σ², u ~ N(0, S), a_i = e^(u_i − S_ii/2), T = Σ a_i and γ = e^ε they are:
 * half-spaces {w·u > t}, and unions of them over windows of indices: every event is a test (`_half_spaces`);
+* events in terms of the sums over windows, made independent of each other (`_windows`);
 * single jumps: (T − γb)_+ ≥ Σ_i (a_i − γb)_+, Gaussian mechanisms at ε + log b;
 * the uncorrelated pair: S ≥ diag S entrywise, so its δ is smaller (Gram domination), and `lattice` bounds it;
 * the same with a shared part, S ≥ τ + diag(S − τ): T is e^(w − τ/2), w ~ N(0, τ), times an independent sum.
@@ -10,7 +11,7 @@ With S = G/σ², u ~ N(0, S), a_i = e^(u_i − S_ii/2), T = Σ a_i and γ = e^ε
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,6 +25,7 @@ from dpmf.accountants.protocol import Direction
 from dpmf.gram.sums import lower_sums
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.lower_bounds._half_spaces import LARGEST_EPSILON, HalfSpaces
+from dpmf.lower_bounds._windows import Windows, best_of
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
 from dpmf.strategies.base import ToeplitzStrategy
@@ -45,6 +47,8 @@ class _Tuning:
       most_windows: the number of windows of a union, at most.
       pair_work: (windows)² × indices, at most.
       overlap_powers: the half-spaces of one window weight an index by e^(power × its share of the overlap).
+      windows: numbers of windows that are made independent of each other.
+      window_work: (windows)² × indices × indices, at most.
       shared_cells: cells of the shared factor.
       least_shared: a shared part below this share of the largest entry is not tried.
       dense_batches: the number of batches up to which the Gram matrix is formed.
@@ -57,6 +61,8 @@ class _Tuning:
     most_windows: int = 50
     pair_work: float = 1e6
     overlap_powers: tuple[float, ...] = (0.0, 3.0, 10.0)
+    windows: tuple[int, ...] = (4, 5, 8, 12, 17, 24, 34, 50)
+    window_work: float = 1e8
     shared_cells: int = 24
     least_shared: float = 0.02
     dense_batches: int = 3000
@@ -75,14 +81,16 @@ class LowerBounds:
     """
 
     def __init__(
-        self, diagonal: Array, error: float, half_spaces: Sequence[HalfSpaces], shared: float, *, closed: bool = False
-    ) -> None:
+        self, diagonal: Array, error: float, half_spaces: Sequence[HalfSpaces], shared: float, *,
+        windows: Sequence[Windows] = (), closed: bool = False,
+    ) -> None:  # fmt: skip
         self.diagonal = diagonal
         self.answers: dict[Hashable, float] = {}
         self._error = error
         self._half_spaces = tuple(half_spaces)
         self._shared = shared * (1 - error)
         self._closed = closed
+        self._windows = tuple(windows)
 
     @classmethod
     def of(cls, target: Mechanism | Array) -> LowerBounds:
@@ -147,7 +155,12 @@ class LowerBounds:
                 owner = np.arange(b) * number // b
                 weights = (owner == np.arange(number)[:, None]).astype(np.float64)
                 half_spaces.append(HalfSpaces.from_weights(gram, weights, error))
-        return cls(diagonal, error, half_spaces, float(gram.min()))
+        windows = (
+            Windows.of(gram, number, error)
+            for number in _TUNING.windows
+            if correlated and number <= b and (number * b) ** 2 <= _TUNING.window_work
+        )
+        return cls(diagonal, error, half_spaces, float(gram.min()), windows=[one for one in windows if one is not None])
 
     def delta(self, noise_multiplier: float, epsilon: float, direction: Direction) -> float:
         """The largest of the lower bounds on δ(ε), for one direction.
@@ -156,19 +169,39 @@ class LowerBounds:
         * δ(ε) ≥ P(E) − γQ(E) for every event E (remove), Q(E) − γP(E) (add). For a union E of half-spaces E_k,
           P_i(E) ≥ Σ P_i(E_k) − Σ_{k<l} P_i(E_k ∩ E_l) and Q(E) ≤ Σ Q(E_k), and an intersection lies in the half-space
           of the sum. Thresholds are free.
+        * Events in terms of independent statistics have probabilities that are sums of products (`Windows`).
         * T ≥ 0 is a sum of a_i ≥ 0, so T − K ≥ Σ (a_i − K) over the a_i above K.
         * E f(A) grows with every entry of S for convex f; entries are rounded down by their error.
         * With a shared factor X the payoff is convex in X: replacing X by its mean in each of a few cells lowers it.
         """
-        return max(self._values(noise_multiplier, epsilon, direction))
+        quick = max(self._values(noise_multiplier, epsilon, direction))
+        if not self._windows:
+            return quick
+        return max(quick, best_of(self._windows, noise_multiplier, epsilon, direction)[1])
 
     def exceeds(self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction) -> bool:
-        """Whether one of the bounds proves δ(ε) > `delta`."""
+        """Whether one of the quick bounds proves δ(ε) > `delta`."""
         budget.check()
         return any(value > delta for value in self._values(noise_multiplier, epsilon, direction))
 
+    def refined(
+        self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction
+    ) -> Callable[[float, float], bool] | None:
+        """Whether windows prove δ(ε) > `delta` at σ and ε near the given ones; None if they do not prove it there."""
+        if not self._windows:
+            return None
+        best, value = best_of(self._windows, noise_multiplier, epsilon, direction)
+        if not value > delta:
+            return None
+
+        def exceeds(sigma: float, epsilon: float) -> bool:
+            budget.check()
+            return best.delta(sigma, epsilon, direction) > delta
+
+        return exceeds
+
     def _values(self, sigma: float, epsilon: float, direction: Direction) -> Iterator[float]:
-        """The bounds, the cheapest first."""
+        """The quick bounds, the cheapest first."""
         yield 0.0
         b = len(self.diagonal)
         with np.errstate(over="ignore"):

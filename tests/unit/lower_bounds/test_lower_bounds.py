@@ -19,7 +19,7 @@ from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.batching import BallsInBins
 from dpmf.calibration import calibrate_one_way
-from dpmf.lower_bounds import _families, _half_spaces, lower_delta, lower_epsilon, lower_noise_multiplier
+from dpmf.lower_bounds import _families, _half_spaces, _windows, lower_delta, lower_epsilon, lower_noise_multiplier
 from dpmf.lower_bounds._families import LowerBounds
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import bisr, bsr, dpsgd
@@ -88,7 +88,7 @@ TIGHTNESS = {
     "bsr4 N=1000 k=10": {0.25: 0.96, 1: 0.92, 4: 0.98, 8: 0.99},
     "bsr64 N=100 k=1": {0.25: 0.99, 1: 0.98, 4: 0.92, 8: 0.96},
     "bisr64 N=100 k=1": {0.25: 0.99, 1: 0.98, 4: 0.93, 8: 0.96},
-    "bisr4 N=1000 k=10": {0.25: 0.98, 1: 0.88, 4: 0.96, 8: 0.99},
+    "bisr4 N=1000 k=10": {0.25: 0.98, 1: 0.965, 4: 0.96, 8: 0.99},
 }
 
 
@@ -105,9 +105,14 @@ def test_reference_noise_multipliers(name: str) -> None:
             if truth is None:
                 continue
             error = 5 * cell[f"rel_se_delta_{direction}"] + 0.01
-            assert bounds.delta(truth, epsilon, direction) <= delta * (1 + error)
+            found = max(bounds._values(truth, epsilon, direction))
+            if epsilon in (1, 4) and delta == 1e-5:  # with the slower bounds
+                found = max(found, bounds.delta(truth, epsilon, direction))
+            assert found <= delta * (1 + error)
         if delta == 1e-5 and epsilon in TIGHTNESS[name]:
-            assert bounds.exceeds(delta, cell["sigma_remove"] * TIGHTNESS[name][epsilon], epsilon, "remove")
+            sigma = cell["sigma_remove"] * TIGHTNESS[name][epsilon]
+            quick = bounds.exceeds(delta, sigma, epsilon, "remove")
+            assert quick or bounds.refined(delta, sigma, epsilon, "remove")
 
 
 def test_noise_multiplier_is_certified_and_close() -> None:
@@ -144,7 +149,8 @@ def test_targets_that_cannot_be_missed() -> None:
     assert lower_noise_multiplier(np.eye(4), 1.0, 1 - 1e-9) == pytest.approx(0.08, rel=0.2)
 
 
-def test_extremes_without_warnings() -> None:
+def test_extremes_without_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_windows, "_TUNING", _windows._Tuning(most_combinations=2e3, most_cells=12))
     chain = 0.5 ** np.abs(np.subtract.outer(np.arange(12), np.arange(12)))
     for gram in (chain, np.eye(3), 1e-200 * np.eye(2), 1e200 * np.eye(2)):
         bounds = LowerBounds.of(gram)
@@ -175,7 +181,12 @@ def test_bounds_hold_for_other_knobs(module: ModuleType, direction: str, monkeyp
     """Every tuning knob may be changed: bounds stay below the truth, and searches end on the sound side."""
     mechanism = Mechanism(bsr(2), BallsInBins(2, 3))
     truth = oracles.delta(mechanism.gram, 0.5, direction)
+    if module is lower_bounds:  # so that the slower bounds are asked for three batches, too
+        monkeypatch.setattr(_families, "_TUNING", _families._Tuning(windows=(3,)))
+        monkeypatch.setattr(_windows, "_TUNING", _windows._Tuning(most_combinations=2e3))
     for change, tuning in knobs.perturbed(module._TUNING):
+        if direction == "add" and "refined" in change:
+            continue
         monkeypatch.setattr(module, "_TUNING", tuning)
         fresh = Mechanism(bsr(2), BallsInBins(2, 3))
         for bounds in (_families.LowerBounds.of(fresh), _families.LowerBounds.closed_forms(fresh)):

@@ -29,8 +29,9 @@ class _Tuning:
       fine_grid: points of the finer grid.
       coarse_grid: points of the coarser grid.
       root_tolerance: relative tolerance of the search for the tilt.
-      least_log_value: options whose logarithm is below this are bounded with a gentler tilt.
-      unimportant: options whose logarithm is below this get a coarser lattice.
+      least_log_value: options whose logarithm is below this are bounded with a gentler tilt. Puts are taken relative
+        to their strike, which is tiny at a large ε.
+      unimportant: options whose logarithm, taken in the same way, is below this get a coarser lattice.
       coarse_loss: the discretisation loss of that coarser lattice.
       fewest_nodes: the least number of nodes up to the strike.
     """
@@ -123,7 +124,7 @@ def choose(
         return None
     window = _TUNING.window_above if side == "upper" else _TUNING.window_below
     width = window * deviation + 3 * abs(mean - strike)
-    if log_value < _TUNING.unimportant:
+    if log_value - log_unit(strike, sign) < _TUNING.unimportant:
         loss = max(loss, _TUNING.coarse_loss)
     # Under the tilt, an additional variance of h²/6 is worth h²/(6 E[a²]) of log-variance.
     step = math.sqrt(12 * loss / b) * spread
@@ -134,6 +135,11 @@ def choose(
     last = max(first + 1, min(strike_index, math.ceil(cap / step)))
     length = 1 << max(6, math.ceil(math.log2(width / step + 1)))
     return Grid(sign, tilt, step, strike_index, first, last, length)
+
+
+def log_unit(strike: float, sign: int) -> float:
+    """The logarithm of what values are compared with: a put is worth at most its strike."""
+    return math.log(strike) if sign < 0 else 0.0
 
 
 class TiltedMoments:
@@ -185,12 +191,13 @@ class TiltedMoments:
             while slope(low) >= 0 and low * strike > 1e-12:
                 low, high = low / 4, low
         low, high = _halved(low, high, lambda theta: slope(theta) < 0)
-        if log_bound(high) < _TUNING.least_log_value:
+        least = _TUNING.least_log_value + log_unit(strike, self._sign)
+        if log_bound(high) < least:
             # A gentler tilt shows that the value is small enough, without extreme numbers.
             low = high
-            while log_bound(low) < _TUNING.least_log_value:
+            while log_bound(low) < least:
                 low /= 2
-            low, high = _halved(low, high, lambda theta: log_bound(theta) >= _TUNING.least_log_value)
+            low, high = _halved(low, high, lambda theta: log_bound(theta) >= least)
         return high, log_bound(high)
 
 

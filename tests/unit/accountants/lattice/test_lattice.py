@@ -145,6 +145,21 @@ def test_small_deltas_and_large_b_stay_tight() -> None:
     assert lower_delta(mechanism, sigma, 0.25, "remove") >= 0.98 * found.value
 
 
+@pytest.mark.parametrize(("epsilon", "sigma"), [(250.0, 0.04), (300.0, 0.04), (400.0, 0.035)])
+def test_puts_on_tiny_strikes_are_not_negligible(epsilon: float, sigma: float) -> None:
+    """At a large ε the put of "add" is below its strike b·e^(−ε), which is tiny: δ is their quotient."""
+    variances, counts = np.array([1 / sigma**2]), np.array([100])
+    above, below = (
+        LognormalSum.make(variances, counts, side=side, loss=5e-4, max_points=2**17) for side in ("upper", "lower")
+    )
+    assert above is not None
+    assert below is not None
+    upper, lower = above.delta(epsilon, "add"), below.delta(epsilon, "add")
+    assert upper is not None
+    assert lower is not None
+    assert lower.value <= upper.value <= 1.05 * lower.value
+
+
 def test_cut_off_last_epoch_has_two_variances() -> None:
     mechanism = dpsgd_mechanism(5, epochs=3, iterations=12)
     assert uncorrelated_diagonal(mechanism).tolist() == [3, 3, 2, 2, 2]
