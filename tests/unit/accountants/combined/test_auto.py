@@ -30,7 +30,8 @@ ONE_BIN = Mechanism(strategies.bsr(3), BallsInBins(1, 1))
         (UNCORRELATED, 0.02, "lattice"),
         (UNCORRELATED, 100.0, "gaussian"),
         (CORRELATED, 100.0, "gaussian"),
-        (CORRELATED, 0.1, "chain"),
+        (CORRELATED, 0.1, "cascade"),
+        (CORRELATED, 0.05, "chain"),
     ],
 )
 def test_the_cheapest_that_is_close_enough(mechanism, tolerance, accountant):
