@@ -162,7 +162,7 @@ def raised(model: LineModel, gram: Array) -> LineModel:
     tau = max(0.0, float(missing.max())) * (1 + MARGIN)
     choices.append(LineModel(np.sqrt(model.loads**2 + tau), model.deviations, model.correlations, model.nuggets))
     needed = off & (target > 0)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         factor = float((target[needed] / covariance[needed]).max()) if needed.any() else 1.0
     if factor < _TUNING.most_raised:
         choices.append(smooth.scaled(math.sqrt(max(1.0, factor) * (1 + MARGIN))))
