@@ -471,7 +471,8 @@ def invert_calls(
         period = (1 + chosen[0]) * law.option.strike
         contour = _Contour.of(chosen[1] / period, period)
         steps = contour.theta * np.array(_TUNING.slopes)
-        ahead = np.exp(log_moments(law, contour.theta + steps)) / steps
+        with np.errstate(over="ignore"):
+            ahead = np.exp(log_moments(law, contour.theta + steps)) / steps
         ahead = ahead[np.isfinite(ahead)]
         if len(ahead) == 0:
             continue
