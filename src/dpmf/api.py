@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from dpmf import budget, calibration, lower_bounds, validation
-from dpmf.accountants.least import Least
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import (
     RELATIONS,
     Accountant,
