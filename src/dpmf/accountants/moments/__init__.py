@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -33,20 +33,24 @@ class _Tuning:
 
     Attributes:
       largest_batches: mechanisms with more batches are left to others: a node costs b³ operations.
-      many_batches: beyond so many batches nodes are twice as far apart.
+      many_batches: beyond so many batches nodes are twice as far apart, and rough bounds are worth their while.
+      rough: how many times farther apart the nodes of rough bounds are.
       largest_variance: above this G/σ² moments say nothing, and the closed form without amplification answers.
       negligible: it also does below this δ.
       usual_delta: the δ that matters where no target says so.
       left_over: nodes that can add no more than this part of the bound are lumped together.
+      deep: how many deviations of A given z from the strike an option may be sure to pay; they are tried in turn.
       kept: of how many noise multipliers the moments are remembered.
     """
 
     largest_batches: int = 1024
     many_batches: int = 300
+    rough: float = 3.0
     largest_variance: float = 6.0
     negligible: float = 1e-100
     usual_delta: float = 1e-6
     left_over: float = 1e-4
+    deep: tuple[float, ...] = (5.0, 10.0, 20.0)
     kept: int = 2
 
 
@@ -100,13 +104,28 @@ class _PreparedMoments(PreparedAccountant):
         self._b = mechanism.batching.batches_per_epoch
         many = self._b > _TUNING.many_batches
         self._spacing = min(options.spacing, 1.0) * (2 if many else 1)
-        self.cheap = not many
+        self.cheap, self.roughness = not many, 1.25 if many else 1.0
         self._given: OrderedDict[float, GivenMean] = OrderedDict()
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        """A bound on δ(ε).
+        """A bound on δ(ε), see `_bound`."""
+        return self._bound(self._spacing, noise_multiplier, epsilon, direction, target_delta)
+
+    def rough_delta(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
+    ) -> Evaluation | None:
+        """A bound from few nodes, where a node takes long."""
+        if self.cheap:
+            return None
+        spacing = self._spacing * _TUNING.rough
+        return replace(self._bound(spacing, noise_multiplier, epsilon, direction, target_delta), slack=math.inf)
+
+    def _bound(
+        self, spacing: float, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None
+    ) -> Evaluation:
+        """A bound on δ(ε) from nodes at a distance.
 
         **Formal guarantees.** See `prepare`. Weights of the nodes are rounded up; nodes on the side where the payoff
         falls are lumped into the last one asked, where it is at least as large. The relative error of A given z moves
@@ -124,16 +143,18 @@ class _PreparedMoments(PreparedAccountant):
         aimed = min(target_delta or _TUNING.usual_delta, plain) / unit
         option = Option(self._b * strike, sign, self._b, min(1.0, aimed / (1.0 if sign > 0 else strike)))
         top = float(given.loads.max()) * (1 + 1e-12)
-        spread = option.spread(top, self._spacing)
+        spread = option.spread(top, spacing)
         if sign > 0:
             total = float(spread.beyond(given.loads * (1 + 1e-12)).mean()) * (1 + 1e-9)
         else:
             total = spread.lost * strike
         inward = slice(None, None, -sign)  # from where the payoff is large to where it is small
         nodes, weights = spread.nodes[inward].tolist(), spread.weights[inward]
-        later = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0).tolist()
-        asked, likely = 0, 0.0
-        for node, weight, rest in zip(nodes, weights.tolist(), later, strict=True):
+        later = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0)
+        forward, first, other = self._deep(given, nodes, weights, strike, sign, aimed)
+        total += float(weights[:first] @ (forward[:first] + other)) * (1 + 1e-9)
+        asked, likely = 0, total
+        for node, weight, rest in zip(nodes[first:], weights[first:].tolist(), later[first:].tolist(), strict=True):
             shape = given.at(node)
             value = _option(shape, strike, sign)
             total += weight * value
@@ -146,6 +167,30 @@ class _PreparedMoments(PreparedAccountant):
         if not found < plain:  # a bound that is not a number is none
             return Evaluation(plain, {"nodes": asked})
         return Evaluation(found, {"nodes": asked}, slack=found / max(likely * unit, 1e-300))
+
+    def _deep(
+        self, given: GivenMean, nodes: list[float], weights: Array, strike: float, sign: int, aimed: float
+    ) -> tuple[Array, int, float]:
+        """Nodes at which the option is nearly sure to pay: what it is worth there without asking for moments.
+
+        **Formal guarantees.** (A − K)_+ = (A − K) + (K − A)_+, and a put falls with z: at every node before the one
+        that was asked, the put is worth at most what it is worth there. For puts, the same with signs changed.
+
+        Returns:
+          Bounds on E[±(A − K) | z] at all nodes, how many of them need nothing else, and what is to be added to those.
+        """
+        means, errors = given.means(nodes)
+        forward = np.maximum(sign * (means * (1 + 2 * sign * errors) - strike) + 4 * UNIT * (means + strike), 0.0)
+        kink = int(np.argmax(sign * (means - strike) <= 0))
+        deviation = given.at(nodes[kink]).deviation
+        for distance in _TUNING.deep:
+            first = int(np.count_nonzero(sign * (means - strike) >= distance * deviation * means)) - 1
+            if first <= 0:
+                break
+            other = _option(given.at(nodes[first]), strike, -sign)
+            if other * float(weights[:first].sum()) <= _TUNING.left_over * aimed:
+                return forward, first, other
+        return forward, 0, 0.0
 
     @cached_property
     def _gram(self) -> Array:

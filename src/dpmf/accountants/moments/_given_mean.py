@@ -9,6 +9,7 @@ products of f over graphs without isolated vertices.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,16 @@ class GivenMean:
             found = self._found[z] = self._at(z)
         return found
 
+    def means(self, nodes: Sequence[float]) -> tuple[Array, Array]:
+        """E[A | z] at some z, and bounds on the relative errors."""
+        means = [float(self._weights(z)[1].sum()) / self._b for z in nodes]
+        return np.array(means), np.array([self._error(z) for z in nodes])
+
+    def _error(self, z: float) -> float:
+        """A bound on the relative error of a term, of their sum, and of the geometric mean."""
+        largest = float(self.loads.max())
+        return (2 * self._b + 32) * UNIT * (1 + largest * (abs(z) + largest))
+
     def _at(self, z: float) -> Shape:
         b = self._b
         weights, terms = self._weights(z)
@@ -124,8 +135,7 @@ class GivenMean:
         )
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
-        mean = float(terms.sum()) / b
-        error = (2 * b + 32) * UNIT * (1 + float(self.loads.max()) * (abs(z) + float(self.loads.max())))
+        mean, error = float(terms.sum()) / b, self._error(z)
         lowest = math.exp(self._root * z - self._half) * (1 - 4 * error) / mean - 1
         return Shape(
             mean=mean,

@@ -204,6 +204,6 @@ def test_moments_are_shared_by_all_questions_about_one_noise_multiplier(monkeypa
     prepared = Moments().prepare(Mechanism(strategies.bsr(3), BallsInBins(2, 10)))
     first = prepared.delta(5.0, 0.5, "remove", 1e-5).value
     once = len(asked)
-    assert prepared.deltas(5.0, [0.5, 0.6], "remove")[1] < first
+    assert prepared.deltas(5.0, [0.5, 0.52], "remove")[1] < first
     assert len(asked) < 1.2 * once
     assert len(set(asked)) == len(asked)
