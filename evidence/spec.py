@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import dpmf
 from dpmf.accountants import ACCOUNTANTS, Accountant, Best
 from dpmf.batching import build
@@ -20,6 +22,7 @@ TITLES = {
     "blt": "BLT",
     "power": "(1 − λx)^(−a)",
     "coefficients": "coefficients",
+    "exponentials": "mean of exponentials",
 }
 
 
@@ -35,6 +38,7 @@ class MechanismSpec:
     decay: float | None = None  # λ and a of "power"
     exponent: float | None = None
     coefficients: tuple[float, ...] = ()  # of "coefficients"
+    decays: tuple[float, ...] = ()  # of "exponentials", the mean of their powers
 
     @property
     def slug(self) -> str:
@@ -53,6 +57,7 @@ class MechanismSpec:
         found |= {"bandwidth": self.bandwidth} if self.bandwidth else {}
         found |= {"decay": self.decay, "exponent": self.exponent} if self.decay else {}
         found |= {"coefficients": list(self.coefficients)} if self.coefficients else {}
+        found |= {"decays": list(self.decays)} if self.decays else {}
         return found | ({"batching": self.batching} if self.batching != "fixed" else {})
 
 
@@ -60,6 +65,9 @@ def mechanism_of(plain: Mapping[str, Any]) -> dpmf.Mechanism:
     """The mechanism that a cell's parameters name."""
     if plain["strategy"] == "coefficients":
         strategy: dpmf.strategies.Strategy = dpmf.strategies.coefficients(plain["coefficients"])
+    elif plain["strategy"] == "exponentials":
+        places = np.arange(plain["epochs"] * plain["batches"])
+        strategy = dpmf.strategies.coefficients(np.mean([decay**places for decay in plain["decays"]], axis=0))
     else:
         options: dict[str, Any] = {name: plain.get(name) for name in ("bandwidth", "decay", "exponent")}
         strategy = dpmf.strategies.build(plain["strategy"], **options)

@@ -55,6 +55,7 @@ ROWS = (
     Row("(1 − 0.968x)^(−0.4), b=100, k=10", MechanismSpec("power", 10, 100, decay=0.968, exponent=0.4), _OTHERS),
     Row("(1 − 0.99x)^(−0.5), b=100, k=10", MechanismSpec("power", 10, 100, decay=0.99, exponent=0.5), _OTHERS),
     Row("8 equal coefficients, b=128, k=4", MechanismSpec("coefficients", 4, 128, coefficients=(1.0,) * 8), _OTHERS),
+    Row("mean of 0.9ⁱ and 0.99ⁱ, b=500, k=2", MechanismSpec("exponentials", 2, 500, decays=(0.9, 0.99)), _OTHERS),
     Row("irregular coefficients, b=100, k=5", MechanismSpec("coefficients", 5, 100, coefficients=_IRREGULAR), _OTHERS),
 )
 
@@ -62,11 +63,12 @@ TRUTH = "monte-carlo"
 _LOOKS: dict[str, dict[str, Any]] = {
     "conditional": {"marker": "s", "color": "#d55e00", "markersize": 4},
     "renyi": {"marker": "o", "color": "#56b4e9", "markersize": 4.5},
+    "moments": {"marker": "^", "color": "#cc79a7", "markersize": 4.5},
     "cascade": {"marker": "v", "color": "#c98a00", "markersize": 4.5},
     "chain": {"marker": "x", "color": "0.2", "markersize": 6},
     "best": {"marker": "o", "color": "#009e73", "markersize": 8, "markerfacecolor": "none"},
 }
-COLUMNS = ("renyi", "conditional", "chain", "cascade", "best", "lower")
+COLUMNS = ("renyi", "conditional", "chain", "moments", "cascade", "best", "lower")
 
 
 def cell_of(row: Row, column: str, epsilon: float) -> Cell:
@@ -84,7 +86,7 @@ def cell_of(row: Row, column: str, epsilon: float) -> Cell:
 
 def cells() -> tuple[Cell, ...]:
     """Every cell, the cheap columns first: an interrupted run leaves a table worth reading."""
-    columns = (TRUTH, "lower", "cascade", "renyi", "chain", "best", "conditional")
+    columns = (TRUTH, "lower", "moments", "cascade", "best", "renyi", "chain", "conditional")
     return tuple(cell_of(row, column, epsilon) for column in columns for row in ROWS for epsilon in EPSILONS)
 
 
