@@ -513,7 +513,7 @@ def test_sums_over_many_epochs_are_rounded_up(direction: str) -> None:
 
 def test_where_it_is_hopeless_it_says_so_early():
     """The rough bound is 1 where the bound proper misses the target by far, and there is none where it does not."""
-    mechanism = Mechanism(strategies.bsr(4), BallsInBins(2, 8))
+    mechanism = Mechanism(bsr(4), BallsInBins(2, 8))
     bound = Conditional().prepare(mechanism)
     for sigma, hopeless in ((0.5, True), (1.0, True), (8.0, False)):
         for direction in ("remove", "add"):
