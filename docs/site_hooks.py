@@ -43,6 +43,7 @@ ORDER: dict[str, list[str]] = {
         "theory/discretisation.md",
         "theory/chain.md",
         "theory/majorants.md",
+        "theory/moments.md",
         "theory/cascade.md",
         "theory/conditional.md",
         "theory/batchings.md",

@@ -20,7 +20,7 @@ import numpy as np
 import dpmf
 from dpmf import budget, lower_bounds
 from dpmf.accountants import Accountant, Auto
-from dpmf.accountants.least import Least
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import DIRECTIONS, PreparedAccountant
 from dpmf.accountants.registry import covering
 from dpmf.errors import CalibrationError

@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
+from dpmf.accountants import (
+    ACCOUNTANTS,
+    Accountant,
+    Auto,
+    Best,
+    Cascade,
+    Chain,
+    Conditional,
+    Gaussian,
+    Lattice,
+    Moments,
+    Renyi,
+)
 from dpmf.batching import Poisson
 from soundness.problems import Problem
 
@@ -62,12 +74,17 @@ def _cascade(rng: np.random.Generator, bins: int) -> Cascade:
     return Cascade(discretisation_loss=float(rng.choice([0.002, 0.02, 0.2, 5.0])))
 
 
+def _moments(rng: np.random.Generator, bins: int) -> Moments:
+    return Moments(spacing=float(rng.choice([0.07, 0.07, 0.3, 3.0])))
+
+
 def _best(rng: np.random.Generator, bins: int) -> Best:
     renyi = Renyi(work_budget=float(rng.choice([1e4, 1e5])))
     if rng.random() < 0.7:
         return Best(renyi=renyi)
-    others: list[Accountant] = [_chain(rng, bins), _conditional(rng, bins), _cascade(rng, bins), renyi]
-    chosen = [others[k] for k in rng.permutation(4)[: int(rng.integers(1, 4))]]
+    moments = _moments(rng, bins)
+    others: list[Accountant] = [_chain(rng, bins), _conditional(rng, bins), _cascade(rng, bins), moments, renyi]
+    chosen = [others[k] for k in rng.permutation(5)[: int(rng.integers(1, 5))]]
     return Best(accountants=(*chosen, Gaussian()))
 
 
@@ -82,7 +99,7 @@ def _auto(rng: np.random.Generator, bins: int) -> Auto:
 # Drawers of options; an accountant that is not here is asked with its defaults.
 OPTIONS: dict[str, Callable[[np.random.Generator, int], Accountant]] = {
     "renyi": _renyi, "conditional": _conditional, "chain": _chain, "lattice": _lattice, "best": _best,
-    "cascade": _cascade, "auto": _auto,
+    "cascade": _cascade, "moments": _moments, "auto": _auto,
 }  # fmt: skip
 
 
@@ -120,6 +137,7 @@ PLANS: Mapping[str, Plan] = {
     "renyi": Plan((1, 1, 1, 1, 1, 1), 4, epsilon=0.5),
     "conditional": Plan((0.5, 1, 1, 1, 1, 0.6), 2, target=0.8, calibrate=0.02, profile=0.05, light=0.4),
     "cascade": Plan((0.5, 1, 1, 1, 1, 0.6), 2, light=0.2),
+    "moments": Plan((0.5, 1, 1, 1, 1, 0.6), 2, light=0.2),
     "lattice": Plan((0.5, 1, 1, 1, 1, 1), 6, light=0.3),
     "chain": Plan((0.5, 1, 1, 1, 1, 0.5), 2, calibrate=0.02, light=0.25),
     "best": Plan((0.4, 0.5, 0.4, 0.3, 0.3, 0.1), 2, calibrate=0.01, profile=0.02, light=0.2),
@@ -133,6 +151,7 @@ COMPOSED: Mapping[str, Plan] = {
     "lattice": Plan((0.2, 0.35, 0.35, 0.35, 0.35, 0.35), 6, target=0.02, light=0.2),
     "conditional": Plan((0.1, 0.15, 0.15, 0.15, 0.15, 0.15), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "cascade": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "moments": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "chain": Plan((0.05, 0.12, 0.12, 0.12, 0.12, 0.12), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "best": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "auto": Plan((0.05, 0.06, 0.06, 0.06, 0.06, 0.06), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),

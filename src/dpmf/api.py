@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from dpmf import budget, calibration, lower_bounds, validation
-from dpmf.accountants.least import Least
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import (
     RELATIONS,
     Accountant,
@@ -18,6 +18,7 @@ from dpmf.accountants.protocol import (
     Evaluation,
     PreparedAccountant,
     directions_of,
+    suited,
 )
 from dpmf.accountants.registry import covering, least_of, resolve
 from dpmf.errors import ArgumentError, CalibrationError
@@ -354,12 +355,13 @@ def noise_near(
     Raises:
       CalibrationError: no noise multiplier was found in time.
 
-    **Formal guarantees.** In both directions, a bound of the cascade or the chain accountant was evaluated at the noise
-    multiplier returned and met the target.
+    **Formal guarantees.** In both directions, a bound of the cascade, the moments or the chain accountant was evaluated
+    at the noise multiplier returned and met the target; where there are several throws, one composed of those.
     """
     with budget.time_limit(time_budget):
-        chain = resolve("chain")
-        accountant = least_of([resolve("cascade"), chain]) if mechanism.batching.fixed else covering(chain, mechanism)
+        names = ("cascade", "moments", "chain") if mechanism.batching.fixed else ("moments", "chain")
+        asked = least_of(suited(map(resolve, names), mechanism.throw))
+        accountant = asked if mechanism.batching.fixed else covering(asked, mechanism)
         try:
             members = Least.of(accountant.prepare(mechanism)).bounds()
         except budget.OutOfTime:

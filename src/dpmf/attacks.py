@@ -18,8 +18,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpmf import validation
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.composed.pair import Pairs
-from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import DIRECTIONS, RELATIONS, Accountant, Direction, directions_of
 from dpmf.accountants.registry import covering, resolve
 from dpmf.accountants.renyi import Renyi

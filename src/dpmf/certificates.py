@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpmf import validation
-from dpmf.accountants.least import Least
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import RELATIONS, Accountant, Direction, Proof, directions_of
 from dpmf.accountants.registry import resolve, suitable
 from dpmf.batching import BallsInBins

@@ -17,7 +17,7 @@ import dpmf
 from dpmf.accountants import Cascade, Chain
 from dpmf.accountants.chain._bound import ChainBound
 from dpmf.accountants.chain._majorants import stationary_models
-from dpmf.accountants.least import Least
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.certificates import assembled, certificate, digest
 from dpmf_check.__main__ import check, main

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpmf.accountants.conditional import Conditional as Conditional
     from dpmf.accountants.gaussian import Gaussian as Gaussian
     from dpmf.accountants.lattice import Lattice as Lattice
+    from dpmf.accountants.moments import Moments as Moments
     from dpmf.accountants.monte_carlo import MonteCarlo as MonteCarlo
     from dpmf.accountants.protocol import Accountant as Accountant
     from dpmf.accountants.registry import ACCOUNTANTS as ACCOUNTANTS
@@ -37,6 +38,7 @@ _HOME = {
     "Conditional": "conditional",
     "Gaussian": "gaussian",
     "Lattice": "lattice",
+    "Moments": "moments",
     "MonteCarlo": "monte_carlo",
     "PLDAccounting": "baselines",
     "RandomAllocation": "baselines",

@@ -37,12 +37,14 @@ class Evaluation:
     """One bound: `value` is the δ (or ε) asked for, `details` say how it came about.
 
     `excess` is positive where the value misses the target that was aimed at. Where it is given, a search follows it
-    instead of the logarithm of the value over the target, because it is nearly straight in log σ.
+    instead of the logarithm of the value over the target, because it is nearly straight in log σ. `slack` is about how
+    many times the truth the value is, where an accountant can tell: nobody else is asked where that is nearly 1.
     """
 
     value: float
     details: Mapping[str, Any] = field(default_factory=dict)
     excess: float | None = None
+    slack: float = math.inf
 
 
 @dataclass(frozen=True)

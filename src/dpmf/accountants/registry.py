@@ -15,6 +15,7 @@ from dpmf.accountants.combined.best import Best
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
+from dpmf.accountants.moments import Moments
 from dpmf.accountants.monte_carlo import MonteCarlo
 from dpmf.accountants.protocol import Accountant, Role, suited
 from dpmf.accountants.renyi import Renyi
@@ -28,6 +29,7 @@ ACCOUNTANTS: dict[str, type[Accountant]] = {
         Best,
         Auto,
         Chain,
+        Moments,
         Cascade,
         Lattice,
         Renyi,

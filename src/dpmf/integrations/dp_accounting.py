@@ -18,8 +18,8 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import pld_pmf, pld_privacy_accountant, privacy_loss_distribution
 
 from dpmf import validation
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.composed.pair import Pairs
-from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT

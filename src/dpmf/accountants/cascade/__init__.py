@@ -20,7 +20,7 @@ from dpmf import validation
 from dpmf.accountants.cascade._payoffs import Majorant, SmoothedCall, cubic_bound, smoothed_bound
 from dpmf.accountants.cascade._tree import MARGIN, Tree, candidates, lag_majorant
 from dpmf.accountants.cascade._tree_law import Fineness, Measure, TreeMoments, grid_steps, tree_law
-from dpmf.accountants.least import Least, Part
+from dpmf.accountants.combined.least import Least, Part
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.accountants.renyi.orders import IntegerOrders
 from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
@@ -91,7 +91,7 @@ class Cascade(Accountant):
         The add direction has closed forms only: (1 − γa)_+ is convex, but has no such third derivative. They are those
         of the average of rotations, which is at least G (Kahane's inequality again).
         """
-        return Least(self.name, mechanism, [Part(self.name, lambda: self._bounds(mechanism))])
+        return Least(self.name, mechanism, [Part(self.name, lambda: self._bounds(mechanism), quick=True)])
 
     def _bounds(self, mechanism: Mechanism) -> list[PreparedAccountant]:
         trees, pairs = candidates(lag_majorant(mechanism), mechanism.batching.batches_per_epoch)

@@ -19,7 +19,7 @@ from typing import ClassVar
 from dpmf import budget, validation
 from dpmf.accountants.chain import _majorants
 from dpmf.accountants.chain._bound import ChainBound, Model, Unamplified
-from dpmf.accountants.least import Least, Part
+from dpmf.accountants.combined.least import Least, Part
 from dpmf.accountants.protocol import Accountant, PreparedAccountant
 from dpmf.mechanism import Mechanism
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from dpmf import budget, lower_bounds, validation
 from dpmf.accountants.combined.best import members
+from dpmf.accountants.combined.least import combined
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.least import combined
 from dpmf.accountants.protocol import Accountant, Direction, PreparedAccountant, Role
 from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism

@@ -8,10 +8,11 @@ from typing import ClassVar
 from dpmf import validation
 from dpmf.accountants.cascade import Cascade
 from dpmf.accountants.chain import Chain
+from dpmf.accountants.combined.least import combined
 from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
-from dpmf.accountants.least import combined
+from dpmf.accountants.moments import Moments
 from dpmf.accountants.protocol import Accountant, PreparedAccountant, Role, suited
 from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism
@@ -58,6 +59,6 @@ def members(mechanism: Mechanism, renyi: Renyi) -> list[Accountant]:
     lattice = suited([Lattice()], mechanism)
     if lattice:
         return lattice  # it is within a fraction of a percent of the truth: nothing else can win by more
-    # The cascade is cheap and rarely far off, and the chain, nearly always the tightest, starts from what it found.
-    # The others then only have to try and beat those.
-    return suited([Cascade(), Chain(), Gaussian(), renyi, Conditional()], mechanism)
+    # The first two are cheap and rarely far off: moments are the tightest at small ε, the cascade serves all others,
+    # in the remove direction. The chain starts from what they found, and the rest only have to try and beat those.
+    return suited([Cascade(), Moments(), Chain(), Gaussian(), renyi, Conditional()], mechanism)

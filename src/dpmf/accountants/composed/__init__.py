@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, TypeVar
 
+from dpmf.accountants.combined.least import Least, Part
 from dpmf.accountants.composed.pair import Pairs
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.least import Least, Part
 from dpmf.accountants.protocol import DIRECTIONS, Accountant, Direction, Evaluation, PreparedAccountant, Role
 from dpmf.batching import BallsInBins, Poisson
 from dpmf.loss.composition import Atoms, Composition

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dpmf import budget
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.gaussian import Gaussian
-from dpmf.accountants.least import Least
 from dpmf.accountants.protocol import DIRECTIONS, Direction, PreparedAccountant
 from dpmf.errors import ArgumentError
 from dpmf.loss.dominating_pair import DominatingPair

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpmf import budget, validation
-from dpmf.accountants.least import Least, Part
+from dpmf.accountants.combined.least import Least, Part
 from dpmf.accountants.protocol import Accountant, Direction, PreparedAccountant
 from dpmf.accountants.renyi._moments import tables_of
 from dpmf.accountants.renyi.orders import IntegerOrders, MomentTable, RealOrders

@@ -2,8 +2,9 @@
 
 An accountant with several bounds (the majorants of the chain, the truncations of Rényi moments, the members of `best`)
 prepares a `Least`. It is made of parts, each a group of bounds that are made together when they are first needed.
-Without a budget all bounds are compared at once. Within a budget, or where a stop rule says what is good enough, the
-parts are asked one after the other, the cheapest first, and what was reached is kept when the budget ends.
+Without a budget the quick bounds are compared first, then all others, unless a quick one is nearly the truth. Within a
+budget, or where a stop rule says what is good enough, the parts are asked one after the other, the cheapest first, and
+what was reached is kept when the budget ends.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class _Tuning:
       least_delta: smaller δ are not told apart.
       probes: points of a profile at which a stop rule is checked.
       coarse: the part of the stop rule's tolerance to which expensive bounds are searched once they are good enough.
+      exact: a bound on δ that is about this many times the truth, or less, needs no others beside it.
     """
 
     improvement: float = 1e-4
@@ -45,6 +47,7 @@ class _Tuning:
     least_delta: float = 1e-13
     probes: int = 5
     coarse: float = 0.125
+    exact: float = 1.06
 
 
 _TUNING = _Tuning()
@@ -56,8 +59,8 @@ class Part:
     What a budget cut short is kept only for questions within the same budget.
     """
 
-    def __init__(self, name: str, make: Callable[[], Sequence[PreparedAccountant]]) -> None:
-        self.name = name
+    def __init__(self, name: str, make: Callable[[], Sequence[PreparedAccountant]], *, quick: bool = False) -> None:
+        self.name, self.quick = name, quick
         self._make = make
         self._made: tuple[PreparedAccountant, ...] | None = None
         self._partly: tuple[tuple[float, float], tuple[PreparedAccountant, ...]] | None = None
@@ -153,8 +156,9 @@ class Least(PreparedAccountant):
         """A prepared accountant as a `Least`, for directions that are needed together."""
         if not isinstance(prepared, Least):
             return cls(
-                prepared.name, prepared.mechanism, [Part(prepared.name, lambda: (prepared,))], kind=prepared.kind
-            )
+                prepared.name, prepared.mechanism,
+                [Part(prepared.name, lambda: (prepared,), quick=prepared.cheap)], kind=prepared.kind,
+            )  # fmt: skip
         if prepared._stop is None:
             return prepared
         return cls(
@@ -172,7 +176,7 @@ class Least(PreparedAccountant):
 
     def bounds(self) -> tuple[PreparedAccountant, ...]:
         """All bounds, the likely winner first."""
-        return tuple(bound for part in self.parts for bound in part.bounds())
+        return _bounds_of(self.parts)
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
@@ -301,7 +305,11 @@ class Least(PreparedAccountant):
         self, improve: Callable[[Sequence[PreparedAccountant], _Lead], None], lead: _Lead, done: Callable[[], bool]
     ) -> bool:
         """Go through the bounds until `done`, and whether a budget ended that."""
-        groups: list[Callable[[], tuple[PreparedAccountant, ...]]] = [self.bounds]
+        quick = [part for part in self.parts if part.quick]
+        others = [part for part in self.parts if not part.quick]
+        groups: list[Callable[[], tuple[PreparedAccountant, ...]]] = [
+            partial(_bounds_of, parts) for parts in (quick, others) if parts
+        ]
         if self._stop is not None or budget.limited() or not self.parts:
             closed_forms_first = sorted(self.parts, key=lambda part: part.name != Gaussian.name)
             groups = [part.bounds for part in closed_forms_first]
@@ -317,7 +325,7 @@ class Least(PreparedAccountant):
                 except (budget.OutOfMemory, CalibrationError) as error:
                     ended = error
                     continue
-                if done():
+                if done() or (lead.answer is not None and lead.answer.evaluation.slack <= _TUNING.exact):
                     break
         cut_short = isinstance(ended, budget.Exhausted) or deadline.passed or memory.passed
         if cut_short and self.kind == "bound":
@@ -336,6 +344,10 @@ class Least(PreparedAccountant):
         if answer.bound.name != self.name:
             details = {"accountant": answer.bound.name, **details}
         return Evaluation(answer.evaluation.value if value is None else value, details)
+
+
+def _bounds_of(parts: Sequence[Part]) -> tuple[PreparedAccountant, ...]:
+    return tuple(bound for part in parts for bound in part.bounds())
 
 
 def combined(name: str, mechanism: Mechanism, accountants: Sequence[Accountant], **options: Any) -> Least:

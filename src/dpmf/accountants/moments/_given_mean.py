@@ -1,0 +1,163 @@
+"""Moments of A given the geometric mean of its terms, as sums over small graphs (docs/theory/moments.md).
+
+Let u ~ N(0, S), a_i = e^(u_i − S_ii/2), A the mean of the a_i. The mean of the u_i is √v·z with z standard normal, and
+u_i = λ_i·z + R_i with R independent of z. Given z, A = Σ α_i·ξ_i with α_i = e^(λ_i·z − λ_i²/2)/b and
+ξ_i = e^(R_i − C_ii/2), C the covariance of R. With f_ij = e^(C_ij) − 1, the moments of A around its mean are sums of
+products of f over graphs without isolated vertices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmf import budget
+from dpmf.numerics import UNIT, Array
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The law of A given z, as far as it is known. All of it is about y = (A/mean − 1)/deviation.
+
+    Attributes:
+      mean: E[A | z].
+      deviation: about the standard deviation of A/mean.
+      lowest: no y is smaller.
+      skewness: E y³.
+      kurtosis: an upper bound on E y⁴.
+      errors: bounds on |E y|, |E y² − 1| and on the error of the skewness.
+      error: a bound on the relative error of `mean`, and on that of A, weight for weight.
+    """
+
+    mean: float
+    deviation: float
+    lowest: float
+    skewness: float
+    kurtosis: float
+    errors: Array
+    error: float
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """Sums over graphs of two, three and four vertices, without the complete graph of four, for given weights."""
+
+    two: float
+    three: float
+    four: float
+
+    @classmethod
+    def of(cls, f: Array, weights: Array) -> _Graphs:
+        near = f @ weights
+        pairs = (f * weights) @ f  # Σ_k w_k·f_ik·f_kj
+        both = np.outer(weights, weights)
+        edge = float(weights @ near)
+        corners = (f * pairs * both).sum(axis=1)  # triangles by their corner
+        loaded = weights * near
+        path = float(loaded @ (f @ loaded))
+        star = float((loaded * near * near).sum())
+        square = both * pairs * pairs
+        cycle, diamond = float(square.sum()), float((square * f).sum())
+        three = 3 * float((loaded * near).sum()) + float(corners.sum())
+        # How many ways there are to label the vertices of each graph.
+        four = 3 * edge**2 + 12 * path + 4 * star + 3 * cycle + 12 * float(corners @ near) + 6 * diamond
+        return cls(edge, three, four)
+
+
+class GivenMean:
+    """Moments of A given z, for one matrix S.
+
+    **Formal guarantees.** S is positive semidefinite, as given, and λ_i = (S·1)_i/(b√v) with v = 1ᵀS1/b², so that
+    C = S − λλᵀ is the covariance of what is left of u given the mean of the u_i, and C·1 = 0. Products of ξ have
+    E Π ξ = exp(Σ C over pairs); expanding Π(ξ − 1) leaves the graphs in which every vertex has an edge. Sums run over
+    all tuples of indices, equal ones included. The complete graph of four vertices is bounded from above
+    (`_complete`), the others are computed; their errors (of f, and of summation) are at most `_relative` times the
+    same sums with |f| + `step` for f, because these are polynomials with non-negative coefficients, hence convex, in
+    what is added to |f|. The inequality of arithmetic and geometric means gives A ≥ exp(√v·z − tr S/(2b)).
+    """
+
+    def __init__(self, s: Array) -> None:
+        b = len(s)
+        budget.claim(80.0 * b * b)
+        rows = s.sum(axis=1)
+        self.variance = float(rows.sum()) / b**2
+        self._root = math.sqrt(self.variance)
+        self.loads: Array = rows / (b * self._root)
+        self._half = float(np.diagonal(s).sum()) / (2 * b)
+        self._b = b
+        rest = s - np.outer(self.loads, self.loads)
+        self._f = np.expm1(rest)
+        largest = float(np.abs(self._f).max())
+        error = 5 * (b + 8) * UNIT * float(self.loads.max()) ** 2 + 4 * UNIT * float(s.max())
+        error = (1 + largest) * error + 4 * UNIT * largest
+        self._start = weights = self._weights(0.0)[0]
+        size = np.abs(self._f)
+        step = max(math.sqrt(float((size * size).mean())), error)
+        self._relative = error / step * 1.01 + (8 * b + 128) * UNIT
+        self._sizes = _Graphs.of(size + step, weights)
+        self._complete = _complete(size + error, weights)
+        self._found: dict[float, Shape] = {}
+
+    def _weights(self, z: float) -> tuple[Array, Array]:
+        """The weights of the ξ, which sum up to 1, and the terms α·b that they are proportional to."""
+        terms = np.exp(self.loads * z - self.loads**2 / 2)
+        return terms / terms.sum(), terms
+
+    def at(self, z: float) -> Shape:
+        """What is known of A given z."""
+        found = self._found.get(z)
+        if found is None:
+            budget.check()
+            found = self._found[z] = self._at(z)
+        return found
+
+    def means(self, nodes: Sequence[float]) -> tuple[Array, Array]:
+        """E[A | z] at some z, and bounds on the relative errors."""
+        means = [float(self._weights(z)[1].sum()) / self._b for z in nodes]
+        return np.array(means), np.array([self._error(z) for z in nodes])
+
+    def _error(self, z: float) -> float:
+        """A bound on the relative error of a term, of their sum, and of the geometric mean."""
+        largest = float(self.loads.max())
+        return (2 * self._b + 32) * UNIT * (1 + largest * (abs(z) + largest))
+
+    def _at(self, z: float) -> Shape:
+        b = self._b
+        weights, terms = self._weights(z)
+        ratio = float((weights / self._start).max()) * (1 + 1e-9)
+        graphs = _Graphs.of(self._f, weights)
+        two, three, four = (
+            self._relative * size * ratio**n
+            for n, size in zip((2, 3, 4), (self._sizes.two, self._sizes.three, self._sizes.four), strict=True)
+        )
+        variance = graphs.two + two
+        deviation = math.sqrt(max(variance, 1e-300))
+        mean, error = float(terms.sum()) / b, self._error(z)
+        lowest = math.exp(self._root * z - self._half) * (1 - 4 * error) / mean - 1
+        return Shape(
+            mean=mean,
+            deviation=deviation,
+            lowest=lowest / deviation - 1e-12 * abs(lowest / deviation),
+            skewness=graphs.three / deviation**3,
+            kurtosis=(graphs.four + four + self._complete * ratio**4 * (1 + 1e-9)) / deviation**4,
+            errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
+            error=error,
+        )
+
+
+def _complete(size: Array, weights: Array) -> float:
+    """A bound on the sum over the complete graph of four vertices, with `size` at least |f|.
+
+    **Formal guarantees.** For fixed vertices a and c the other two, k and l, add up to gᵀ|f|g with
+    g_k = w_k·|f_ak·f_kc|. On one hand |f_kl| ≤ max|f|. On the other, gᵀ|f|g ≤ ρ·Σ g_k²/w_k, where ρ is the spectral
+    radius of √W|f|√W, which is at most the largest entry of |f|w. The smaller of the two bounds is taken.
+    """
+    both = np.outer(weights, weights) * size
+    shared = (size * weights) @ size
+    plain = float(size.max()) * float((both * shared * shared).sum())
+    squares = size * size
+    by_radius = float((size @ weights).max()) * float((both * ((squares * weights) @ squares)).sum())
+    return min(plain, by_radius) * (1 + 1e-9)
