@@ -40,6 +40,11 @@ class Shape:
     errors: Array
     error: float
 
+    @property
+    def known(self) -> tuple[float, float, float, Array]:
+        """What is known of y, in the order in which the kernels take it."""
+        return self.lowest, self.skewness, self.kurtosis, self.errors
+
 
 @dataclass(frozen=True)
 class _Graphs:
