@@ -65,7 +65,7 @@ def _graphs(f: np.ndarray, w: np.ndarray) -> list[float]:
 
 
 def _complete(f: np.ndarray, w: np.ndarray) -> float:
-    """At least Σ w_a·w_c·f_ac·gᵀfg, g_k = w_k·f_ak·f_kc: gᵀfg ≤ max f·(Σg)², and ≤ max(fw)·Σ g²/w, a spectral radius."""
+    """At least Σ w_a·w_c·f_ac·gᵀfg with g_k = w_k·f_ak·f_kc, as gᵀfg ≤ max f·(Σg)², and gᵀfg ≤ max(fw)·Σ g²/w."""
     pairs, squares = (f * w) @ f, f * f
     plain, radius = w @ ((f * pairs * pairs) @ w), w @ ((f * ((squares * w) @ squares)) @ w)
     return float(min(f.max() * plain, (f @ w).max() * radius))

@@ -21,7 +21,7 @@ from dpmf import validation
 from dpmf.accountants.chain._spreads import Option
 from dpmf.accountants.moments._given_mean import GivenMean, Shape
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
-from dpmf.kernels.moments import polynomial_above
+from dpmf.kernels.moments import option_above, polynomial_above
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
@@ -81,8 +81,8 @@ class Moments(Accountant):
         **Formal guarantees.** Every bound of the result is at least the true δ(ε) of the dominating pair. G is
         replaced by G' ≥ G, which is positive semidefinite although entries are known up to rounding only: entries are
         raised by their error, and the diagonal by the largest sum of such errors in a row (Kahane's inequality). Given
-        z, the expectation of the payoff is at most that of a polynomial above it (`polynomial_above`), with moments
-        from `GivenMean`. As a function of z it is convex and increasing for calls, and for puts convex and decreasing in
+        z, the expectation of the payoff is at most that of a polynomial above it (`option_above`), with moments from
+        `GivenMean`. As a function of z it is convex and increasing for calls, and for puts convex and decreasing in
         e^(κz), κ the largest load: z is spread onto nodes from above (`Option.spread`).
         """
         b = mechanism.batching.batches_per_epoch
@@ -262,7 +262,7 @@ def _option(shape: Shape, strike: float, sign: int) -> float:
     **Formal guarantees.** The exact A is at most (1 + error) and at least (1 − error) times the one whose moments the
     shape has: the strike is moved, and the value raised, by that much.
     """
-    value = polynomial_above(sign, _place(shape, strike, sign), *shape.known)[0]
+    value = option_above(sign, _place(shape, strike, sign), *shape.known)
     return max(float(value), 0.0) * shape.deviation * shape.mean * (1 + 1e-9)
 
 
