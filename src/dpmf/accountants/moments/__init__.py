@@ -40,6 +40,7 @@ class _Tuning:
       usual_delta: the δ that matters where no target says so.
       left_over: nodes that can add no more than this part of the bound are lumped together.
       deep: how many deviations of A given z from the strike an option may be sure to pay; they are tried in turn.
+      least_certified: smaller values of δ have no certificate, because the nodes of spreads are not made for them.
       kept: of how many noise multipliers the moments are remembered.
     """
 
@@ -51,6 +52,7 @@ class _Tuning:
     usual_delta: float = 1e-6
     left_over: float = 1e-4
     deep: tuple[float, ...] = (5.0, 10.0, 20.0)
+    least_certified: float = 1e-15
     kept: int = 2
 
 
@@ -161,8 +163,12 @@ class _PreparedMoments(PreparedAccountant):
         plain, enough = self._plain(noise_multiplier, epsilon)
         if enough:
             return None
-        found = self._found(self._spacing, noise_multiplier, epsilon, direction, min(_TUNING.usual_delta, plain))
-        if not found.value < plain:
+        aimed = min(_TUNING.usual_delta, plain)
+        found = self._found(self._spacing, noise_multiplier, epsilon, direction, aimed)
+        while found.value < aimed / 10 and aimed > _TUNING.least_certified:  # nodes were too few for so small a value
+            aimed = found.value
+            found = self._found(self._spacing, noise_multiplier, epsilon, direction, aimed)
+        if not _TUNING.least_certified < found.value < plain:
             return None
         given, sign = self._given_mean(noise_multiplier), 1 if direction == "remove" else -1
         asked = found.nodes[found.deep : found.deep + found.asked]
