@@ -153,24 +153,27 @@ class _PreparedMoments(PreparedAccountant):
         if enough:
             return Evaluation(plain, {"nodes": 0})
         aimed = min(target_delta or _TUNING.usual_delta, plain)
-        found = self._found(spacing, noise_multiplier, epsilon, direction, aimed)
+        found = self._found(self._given_mean(noise_multiplier), spacing, epsilon, direction, aimed)
         if not found.value < plain:  # a bound that is not a number is none
             return Evaluation(plain, {"nodes": found.asked})
         return Evaluation(found.value, {"nodes": found.asked}, slack=found.value / max(found.likely, 1e-300))
 
     def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof | None:
-        """What it takes to check the bound without dpmf: the nodes of z, and the polynomials at those asked."""
+        """What it takes to check the bound without dpmf: the nodes of z, and the polynomials at those asked.
+
+        The bound may be smaller than that of `delta`: moments are sharper, and aimed at the value itself.
+        """
         plain, enough = self._plain(noise_multiplier, epsilon)
         if enough:
             return None
-        aimed = min(_TUNING.usual_delta, plain)
-        found = self._found(self._spacing, noise_multiplier, epsilon, direction, aimed)
+        aimed, given = min(_TUNING.usual_delta, plain), GivenMean(self._scaled(noise_multiplier), sharp=True)
+        found = self._found(given, self._spacing, epsilon, direction, aimed)
         while found.value < aimed / 10 and aimed > _TUNING.least_certified:  # nodes were too few for so small a value
             aimed = found.value
-            found = self._found(self._spacing, noise_multiplier, epsilon, direction, aimed)
+            found = self._found(given, self._spacing, epsilon, direction, aimed)
         if not _TUNING.least_certified < found.value < plain:
             return None
-        given, sign = self._given_mean(noise_multiplier), 1 if direction == "remove" else -1
+        sign = 1 if direction == "remove" else -1
         asked = found.nodes[found.deep : found.deep + found.asked]
         nodes = {"low": min(found.nodes), "spacing": abs(found.nodes[1] - found.nodes[0]), "count": len(found.nodes)}
         polynomials = [_polynomial(given.at(node), found.strike, sign) for node in asked]
@@ -182,16 +185,13 @@ class _PreparedMoments(PreparedAccountant):
         plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
         return plain, not plain > _TUNING.negligible or largest > _TUNING.largest_variance or self._b == 1
 
-    def _found(
-        self, spacing: float, noise_multiplier: float, epsilon: float, direction: Direction, aimed: float
-    ) -> _Found:
+    def _found(self, given: GivenMean, spacing: float, epsilon: float, direction: Direction, aimed: float) -> _Found:
         """A bound on δ(ε) from nodes at a distance.
 
         **Formal guarantees.** See `prepare`. Weights of the nodes are rounded up; nodes on the side where the payoff
         falls are lumped into the last one asked, where it is at least as large. The relative error of A given z moves
         the strike.
         """
-        given = self._given_mean(noise_multiplier)
         sign = 1 if direction == "remove" else -1
         # The option that δ(ε) is: E(A − e^ε)_+ or e^ε·E(e^−ε − A)_+.
         strike, unit = (math.exp(epsilon), 1.0) if sign > 0 else (math.exp(-epsilon), math.exp(epsilon))
@@ -249,14 +249,18 @@ class _PreparedMoments(PreparedAccountant):
     def _gram(self) -> Array:
         return self.mechanism.gram_upper()
 
+    def _scaled(self, noise_multiplier: float) -> Array:
+        """G'/σ², positive semidefinite and at least G/σ² in every entry."""
+        # Entries are raised by less than `error`, so that what they were raised by has eigenvalues above
+        # −error·(largest sum of a row).
+        error = 2.1 * self.mechanism.gram_error + 32 * UNIT
+        s = self._gram / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
+        s[np.diag_indices(self._b)] += error * float(s.sum(axis=1).max())
+        return s
+
     def _given_mean(self, noise_multiplier: float) -> GivenMean:
         if noise_multiplier not in self._given:
-            # Entries are raised by less than `error`, so that what they were raised by has eigenvalues above
-            # −error·(largest sum of a row).
-            error = 2.1 * self.mechanism.gram_error + 32 * UNIT
-            s = self._gram / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
-            s[np.diag_indices(self._b)] += error * float(s.sum(axis=1).max())
-            self._given[noise_multiplier] = GivenMean(s)
+            self._given[noise_multiplier] = GivenMean(self._scaled(noise_multiplier))
             if len(self._given) > _TUNING.kept:
                 self._given.popitem(last=False)
         return self._given[noise_multiplier]
