@@ -25,7 +25,9 @@ from dpmf.search import LARGEST_RATIO, least_noise
 LITTLE_HOPE = 1.04  # a rough bound that exceeds its roughness times the target by this factor is taken to miss it
 _CRUDE = 0.1  # bounds are compared at a σ that is found to this relative tolerance
 _STRIDE = 0.5  # the largest first step in log σ
+_FAR_APART = 20.0  # evaluations farther from the target than this, in logarithms together, say little about slopes
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ that is assumed before two evaluations show it
+_SOME_HOPE = 1.01  # the same once another bound's root is known: its estimate must promise an improvement
 _CLEARLY = 1.3  # an estimate below the target by more than this factor is taken to meet it
 _QUESTIONS = 9  # at most so many noise multipliers are tried near a given one
 _JUMP = 1.5  # from one of them to the next, at most by this factor
@@ -302,7 +304,7 @@ class _Contest:
     def _meets(self, place: int, sigma: float) -> bool:
         """Whether a bound meets the target. Far from the target, the rough estimate alone decides."""
         estimate = self._estimate(place, sigma)
-        if not self._delta / _CLEARLY <= estimate <= self._delta * LITTLE_HOPE:
+        if not self._delta / _CLEARLY <= estimate <= self._delta * _SOME_HOPE:
             return estimate <= self._delta
         return self._evaluate(place, sigma).value <= self._delta
 
@@ -366,19 +368,25 @@ class _Contest:
         found = least_noise(
             evaluate, self._delta, near, tolerance, step,
             rough=None if close else lambda sigma: self._roughly(place, sigma),
-            roughness=self._members[place].roughness, rough_holds=rough_holds,
+            roughness=self._members[place].roughness, rough_holds=rough_holds, seen_slope=self._seen_slope(place),
         )  # fmt: skip
         if found is not None and (self.best is None or found[0] < self.best[0]):
             self.best = LeastNoise(*found, self._members[place])
 
     def _steepness(self) -> float:
-        """−d log δ/d log σ between the two evaluations of one bound, both rough or neither, closest to the target."""
-        closest, slope = math.inf, _USUAL_STEEPNESS
+        return max(0.5, self._seen_slope() or _USUAL_STEEPNESS)
+
+    def _seen_slope(self, of: int | None = None) -> float | None:
+        """−d log δ/d log σ between the two evaluations of one bound, both rough or neither, closest to the target.
+
+        It is that of any bound, or of one alone; None where no two evaluations are near the target.
+        """
+        closest, slope = math.inf, None
         rough = {place: found for place, found in self._rough.items() if found is not None}
         pairs = (pair for known in (self._asked, rough) for pair in product(known.items(), repeat=2))
         for ((place, sigma), one), ((other, farther), two) in pairs:
             away = self._excess(one.value) + self._excess(two.value)
-            if place == other and sigma < farther and two.value < one.value and away < closest:
+            if place == other and of in (None, place) and sigma < farther and two.value < one.value and away < closest:
                 closest = away
                 slope = math.log(one.value / max(two.value, 1e-300)) / math.log(farther / sigma)
-        return max(0.5, slope)
+        return None if slope is None or closest > _FAR_APART else slope

@@ -28,6 +28,9 @@ _LEAST_LOG = -800.0
 _NEAR = 0.1  # within this distance in log σ, the slope is taken to be the one at the root
 _STEPS = 12  # along a line that is nearly straight, before another search takes over
 _ROUGHLY = 4e-3  # the relative tolerance of a search with rough bounds
+_NEARLY = 3.0  # a rough excess up to which log δ is taken to be nearly straight
+_FORETOLD = 0.03  # a last step in log σ of at most this much need not be evaluated roughly
+_FEW = 3  # steps along a line whose slope rough bounds have shown
 
 
 def least_noise(
@@ -39,6 +42,7 @@ def least_noise(
     rough: Callable[[float], Answer | None] | None = None,
     roughness: float = 1.0,
     rough_holds: bool = True,
+    seen_slope: float | None = None,
 ) -> tuple[float, Answer] | None:
     """The least σ (or ε) found with evaluate(σ).value ≤ target_delta.
 
@@ -51,6 +55,7 @@ def least_noise(
       rough: cheap bounds that are about `roughness` times larger; they lead to where the search begins.
       roughness: see `rough`.
       rough_holds: whether `rough` gives bounds; estimates may lead the search, but are no answers.
+      seen_slope: about −d log δ/d log σ near the root, where it is known.
 
     Returns:
       σ and its evaluation, or None where no σ up to 2⁶⁰·start meets the target. Where the time budget ends the
@@ -82,22 +87,32 @@ def least_noise(
     def excess(log_sigma: float) -> float:
         return over(log_sigma, evaluate)
 
-    near, slope = first, usual_slope(target_delta)
+    near, slope = first, seen_slope or usual_slope(target_delta)
 
     def seek() -> None:
         nonlocal near, step, slope
+        steps = _FEW if seen_slope and relative_tolerance < _ROUGHLY else _STEPS
         if rough is not None and relative_tolerance < _ROUGHLY:
             roughly = cache(lambda at: over(at, rough))
+            surplus = math.log(roughness)
             with suppress(_NotRoughly):
-                roughly(first)
-            if straight:
-                near, slope = _along_line(roughly, near, step, _ROUGHLY, slope, enough=0.1)
-            else:
-                found = _near_root(roughly, math.log(roughness), first, step, slope)
-                near, step, slope = found or (near, step, slope)
+                away = roughly(first) - surplus
+                if straight:
+                    near, slope = _along_line(roughly, near, step, _ROUGHLY, slope, enough=0.1)
+                elif seen_slope and abs(away) <= _FORETOLD * slope:
+                    near, step = first + away / slope, min(step, 10 * _ROUGHLY)
+                elif seen_slope and abs(away) < _NEARLY:
+                    near, slope = _along_line(
+                        lambda at: roughly(at) - surplus, near, step, _ROUGHLY, slope, enough=_FORETOLD, aim=0.0
+                    )  # fmt: skip
+                    step = min(step, 10 * _ROUGHLY)
+                else:
+                    found = _near_root(roughly, surplus, first, step, slope)
+                    near, step, slope = found or (near, step, slope)
+                    steps = _FEW if found else steps
         excess(near)
-        if straight:
-            near, slope = _along_line(excess, near, step, relative_tolerance, slope)
+        if straight or steps == _FEW:
+            near, slope = _along_line(excess, near, step, relative_tolerance, slope, steps=steps)
             if -slope * relative_tolerance <= excess(near) <= 0:
                 return
             step = 4 * relative_tolerance
@@ -120,8 +135,9 @@ def usual_slope(target_delta: float) -> float:
 
 
 def _along_line(
-    excess: Callable[[float], float], start: float, most: float, tolerance: float, slope: float, enough: float = 0.0
-) -> tuple[float, float]:
+    excess: Callable[[float], float], start: float, most: float, tolerance: float, slope: float, enough: float = 0.0,
+    steps: int = _STEPS, aim: float = 0.5,
+) -> tuple[float, float]:  # fmt: skip
     """Where an excess that is nearly straight should be just below zero, and its slope.
 
     Each step leads to where the line through the last two points, or one with the slope given, meets the target.
@@ -133,12 +149,14 @@ def _along_line(
       tolerance: how close to the root to end.
       slope: −d excess/dx, about.
       enough: once two points are there, a last step of at most this much need not be evaluated.
+      steps: the largest number of steps.
+      aim: how far beyond the root to aim, in units of the tolerance.
     """
     here = start
-    for number in range(_STEPS):
+    for number in range(steps):
         if -slope * tolerance <= excess(here) <= 0:
             break
-        step = (excess(here) + slope * tolerance / 3) / slope
+        step = excess(here) / slope + aim * tolerance
         step = math.copysign(min(abs(step), most), step)
         if number and abs(step) <= enough:
             return here + step, slope

@@ -247,7 +247,7 @@ class RenewalLaw:
       spread; a chain beyond its last node adds what it adds on a line, with the later indices of the same block,
       whose right separator is independent of the chain.
     * put: at a node −∞ the put is worth at most K.
-    * entries left out of transition matrices, as on a line.
+    * jumps cut short, as on a line.
     """
 
     def __init__(self, model: RenewalModel, option: Option, resolution: Resolution) -> None:
@@ -260,8 +260,9 @@ class RenewalLaw:
         nodes = option.spread(top, chain_spacing(later, model.length, fine), model.size).nodes
         chained = top > 0
         arrival = Transition.of(outer.nodes, nodes, first, top, option.sign) if chained else None
+        arrival = arrival and arrival.trimmed(outer.nodes, nodes, top, option)
         matrix = np.ones((len(outer.nodes), 1)) if arrival is None else arrival.matrix
-        self._arrival = Band.of(matrix, option.negligible / len(nodes))
+        self._arrival = Band.of(matrix)
         self.walk = walk = Walk(
             option, outer, nodes, outer.weights @ matrix, loads=model.right, deviations=model.deviations,
             innovations=innovations[1:], nuggets=model.nuggets, term=resolution.term,
@@ -273,7 +274,7 @@ class RenewalLaw:
         else:
             lost = float(outer.weights @ arrival.lost) if arrival is not None else 0.0
             ends = ((1 + 1 / model.blocks) * outer.lost + lost) * option.strike
-        ends += walk.tails + self._arrival.left_out * option.path_worth
+        ends += walk.tails
         self.surplus = ends * model.blocks * (1 + 1e-9)
         # For a block, besides its indices: the start and a product of matrices that are complex.
         self.rounding = 1.05 * UNIT * model.blocks * (walk.operations + len(nodes) + 4 * len(outer.nodes) + 16)

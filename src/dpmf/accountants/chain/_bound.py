@@ -50,6 +50,7 @@ class _Tuning:
       few_puts: frequencies up to which puts serve all strikes of a group.
       few_together: frequencies of a coarse pass up to which one tilt serves all strikes of a group.
       same_route: change of log(G/σ²) over which the same inversion is expected to stay the best.
+      same_value: change of log(G/σ²) over which the value is known well enough to choose the law by it.
       clearly: another inversion is taken where its value is below this part of that of the one which was tried first.
       noise: the part of a value that rounding errors may be before another inversion is tried.
       group: largest difference of the ε whose strikes share a pass over the frequencies.
@@ -78,6 +79,7 @@ class _Tuning:
     few_puts: int = 128
     few_together: int = 300
     same_route: float = 0.2
+    same_value: float = 0.03
     clearly: float = 0.98
     noise: float = 0.025
     group: float = 0.65
@@ -171,7 +173,7 @@ class ChainBound(PreparedAccountant):
         self._resolution = _TUNING.resolution.scaled(math.sqrt(min(discretisation_loss, 1.0) / 0.005))
         self._most = max_frequencies
         # Which inversion won when a target was last aimed at, by sign and ε, and the largest variance of G/σ² then.
-        self._routes: dict[tuple[int, float], tuple[_Route, float]] = {}
+        self._routes: dict[tuple[int, float], tuple[_Route, float, float]] = {}
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
@@ -317,14 +319,19 @@ class ChainBound(PreparedAccountant):
         strike = n * math.exp(sign * epsilon) * (1 - sign * slip)
         scale = (1.0 if sign > 0 else math.exp(epsilon)) / n * (1 + 4 * slip)
         coarse = self._resolution.scaled(_TUNING.coarse)
-        law = model.law(strike, sign, coarse, (target or 1e-8) / 10)
         largest = float(model.variances().max())
         strikes = np.array([strike])
         # Near a target the route that won before will do again, and needs no pilot.
         known = self._routes.get((sign, epsilon)) if target else None
         route, rough = None, None
         tilt, likely = 0.0, 0.25
-        if known and known[0].name != "tilted" and abs(math.log(known[1] / largest)) < _TUNING.same_route:
+        change = abs(math.log(known[1] / largest)) if known and known[0].name != "tilted" else math.inf
+        if known and change < _TUNING.same_value and not rough_only:
+            found = self._finely(model, strikes, scale, sign, known[0], 0.0, known[2])
+            if found is not None:
+                return found
+        law = model.law(strike, sign, coarse, (target or 1e-8) / 10)
+        if known and change < _TUNING.same_route:
             route = known[0]
             rough = self._invert(law, 0.0, route, strikes, coarse=True)[0]
         if rough is None:
@@ -346,12 +353,17 @@ class ChainBound(PreparedAccountant):
             likely = min(likely, bound / math.exp(max(0.0, -sign * epsilon)))
             near = target is not None and target / _TUNING.far <= bound <= target * _TUNING.far
             if near and route is not None:
-                self._routes[sign, epsilon] = route, largest
+                self._routes[sign, epsilon] = route, largest, likely
             if rough_only or (target and not near):
                 return _Found(min(1.0, bound + FLOOR), rough.frequencies, rough.tilt)
         if route is None:
             return None
-        law = model.law(strike, sign, self._resolution, likely)
+        return self._finely(model, strikes, scale, sign, route, tilt, likely)
+
+    def _finely(
+        self, model: Model, strikes: Array, scale: float, sign: int, route: _Route, tilt: float, likely: float
+    ) -> _Found | None:
+        law = model.law(float(strikes[0]), sign, self._resolution, likely)
         done = self._invert(law, tilt, route, strikes)[0]
         if done is None:
             return None

@@ -40,7 +40,7 @@ class _Tuning:
       misjudged: the value, in logarithms, may be this much below the estimate.
       smoothing_step: the factor by which η grows until there are few enough frequencies.
       first_count: the number of frequencies to begin with.
-      settled: the value has settled when more frequencies improve it by less than this many times `loss`.
+      step: numbers of frequencies are multiples of this.
       noisy: the part of a value from which on rounding errors make more frequencies useless.
       put_period: L = (1 + this)·K for puts.
       put_wrap: θL for puts: aliases are worth e^(−θL) of a smaller option, rounding errors grow with e^(θL).
@@ -67,7 +67,7 @@ class _Tuning:
     too_smooth: float = 0.7
     smoothing_step: float = 0.25
     first_count: int = 16
-    settled: float = 3.0
+    step: int = 8
     noisy: float = 0.1
     put_period: float = 0.2
     put_wrap: float = 5.0
@@ -404,7 +404,7 @@ class _Untilted:
         unsure = self.unsure * decay.sum() + 4 * law.rounding * float((decay * linear).sum())
         if parity:
             offset, unsure = offset + self.drift, unsure + self.unsure
-        count, values = _TUNING.first_count, np.full(len(gap), math.inf)
+        before, count, values = 0, _TUNING.first_count, np.full(len(gap), math.inf)
         smoothings = np.zeros(len(gap))  # η of the least values
         moments = np.empty(0, dtype=np.complex128)
         while True:
@@ -423,12 +423,15 @@ class _Untilted:
                 return None
             smoothings = np.where(values < previous, eta, smoothings)
             values = np.minimum(values, previous)
-            # The cost of smoothing falls with η², and η with 1/count.
-            settled = previous - values < _TUNING.settled * self._loss * (values + surplus)
-            if np.all(settled | (noise > _TUNING.noisy * (values + surplus))) or 2 * count > self._most:
+            # The cost of smoothing falls with η², and η with 1/count: two counts show how many are enough.
+            cost = (previous - values) / ((count / before) ** 2 - 1) if before else np.full(len(gap), math.inf)
+            cost = np.where(noise > _TUNING.noisy * (values + surplus), 0.0, cost / (self._loss * (values + surplus)))
+            enough = count * math.sqrt(min(max(float(cost.max()), 0.0), 4.0))
+            more = min(max(math.ceil(enough / _TUNING.step) * _TUNING.step, count + _TUNING.step), 2 * count)
+            if cost.max() <= 1 or more > self._most:
                 found = zip(values.tolist(), noise.tolist(), smoothings.tolist(), strict=True)
                 return [Inversion(value, theta, count, error, sign, period, eta) for value, error, eta in found]
-            count *= 2
+            before, count = count, more
 
 
 def invert_puts(law: Law, strikes: Array, *, loss: float, most: int) -> list[Inversion | None]:

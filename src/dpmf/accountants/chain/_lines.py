@@ -121,8 +121,7 @@ class Walk:
     node before (`Transition`). For calls, a state beyond the last node adds at most E[Σ_{j ≥ i} a_j; x_i > last],
     because (·)_+ is 1-Lipschitz; with the later innovations exact, E[a_j | x_i] = exp(l·x_i − l²/2) with l at most the
     largest deviation κ, which increases in l for l ≤ κ ≤ last node ≤ x_i, so l = κ bounds it for every later j. For
-    puts, the value at a node −∞ is at most K. Entries left out of transition matrices (`Band`) are on paths that are
-    worth at most `Option.path_worth`. `tails` is the sum of all three.
+    puts, the value at a node −∞ is at most K. Jumps cut short (`Transition.trimmed`) add to both. `tails` is the sum.
     """
 
     def __init__(
@@ -151,8 +150,7 @@ class Walk:
         self._rows, self._shares = self.table.locate(y)
         means = np.maximum(static.mean(loads), 1.0)
         self.later = np.cumsum(means[::-1])[::-1]
-        left_out = sum(band.left_out for band in self._path(self._bands) if band is not None)
-        self.tails = self._tails(y, start) + left_out * option.path_worth
+        self.tails = self._tails(y, start)
 
     def _steps(self, innovations: Array, top: float) -> None:
         """One transition per class of innovation variance, None for a step that does not move.
@@ -172,10 +170,11 @@ class Walk:
         self._step_kinds[moves] = kinds + 1
         for value in values.tolist():
             correlation = math.sqrt(max(0.0, 1 - 2.0 ** (value / _TUNING.octave)))
-            transition = Transition.of(self.nodes, self.nodes, correlation, top, self._option.sign)
+            whole = Transition.of(self.nodes, self.nodes, correlation, top, self._option.sign)
+            transition = whole.trimmed(self.nodes, self.nodes, top, self._option)
             self._correlations.append(correlation)
             self._transitions.append(transition)
-            self._bands.append(Band.of(transition.matrix, self._option.negligible / len(self.nodes)))
+            self._bands.append(Band.of(transition.matrix))
 
     def _path(self, of_class: list[Band | None]) -> Iterator[Band | None]:
         return (of_class[kind] for kind in self._step_kinds.tolist())

@@ -35,7 +35,10 @@ class _Tuning:
     Attributes:
       inner_end: distance from 0 at which a spread ends on the side where truncation moves mass inward.
       tails: the part of the option's likely value that truncated tails may add.
-      left_out: the part of the option's likely value that entries left out of transition matrices may be worth.
+      cut: the part of the option's likely value that jumps cut short in transition matrices may be worth.
+      moved: the part of a row whose jumps may be cut short on the side where that raises the option.
+      band_rows: rows of one piece of a banded matrix.
+      single_thread: number of multiplications up to which a BLAS starts no threads for a product.
       least_value: options worth less than this, in units of n, need not be bounded tightly.
       table_depth_call: how far below log(K/n) a table of terms begins, for calls.
       table_depth_put: the same for puts.
@@ -45,13 +48,14 @@ class _Tuning:
       nugget_classes: number of values that nugget deviations are rounded up to.
       finest: the smallest factor by which spacings are refined for short chains.
       usual_length: the number of indices from which spacings are not refined.
-      band_rows: rows of one piece of a banded matrix.
-      single_thread: number of multiplications up to which a BLAS starts no threads for a product.
     """
 
-    inner_end: float = 4.5
+    inner_end: float = 3.2
     tails: float = 1e-3
-    left_out: float = 1e-5
+    cut: float = 1e-3
+    moved: float = 1e-4
+    band_rows: int = 16
+    single_thread: int = 2**18
     least_value: float = 1e-18
     table_depth_call: float = 8.0
     table_depth_put: float = 9.0
@@ -61,8 +65,6 @@ class _Tuning:
     nugget_classes: int = 40
     finest: float = 0.7
     usual_length: float = 600.0
-    band_rows: int = 24
-    single_thread: int = 2**18
 
 
 _TUNING = _Tuning()
@@ -228,38 +230,61 @@ class Transition:
         """Of a chain without any load."""
         return cls(np.ones((1, 1)), np.zeros(1), np.zeros(1))
 
+    def trimmed(self, source: Array, nodes: Array, top: float, option: Option) -> Transition:
+        """The same step without very long jumps, so that few entries of the matrix are not 0.
+
+        **Formal guarantees.** A call increases in x', a put decreases. Weights on the side where the option is worth
+        less are moved to the nearest node that is kept: that raises it. On the other side
+        * a call loses by moving x' from a node x down to the last one kept: at most E[Σ_{j ≥ i} a_j | x' = x], whose
+          terms are e^(lx − l²/2) with 0 ≤ l ≤ κ, but for the means of static factors. `above` grows by that much;
+        * a put is worth at most K, so weights are moved to the node −∞ (`lost`).
+        Which nodes are kept is a matter of tightness.
+        """
+        if len(nodes) == 1:
+            return self
+        call, places = option.sign > 0, np.arange(len(nodes))
+        seen = np.maximum(np.exp(-(source**2) / 2) * (nodes[1] - nodes[0]), 1e-300)  # how likely each x is, roughly
+        allowed = (_TUNING.cut * option.value / option.terms / len(source) / seen)[:, None]
+        load = np.clip(nodes, 0.0, top) if call else 0.0
+        worth = self.matrix * np.exp(load * nodes - load**2 / 2)
+        up, down = (self.matrix, worth) if call else (worth, self.matrix)
+        kept = np.cumsum(up, axis=1) > (_TUNING.moved if call else allowed)
+        kept &= np.cumsum(down[:, ::-1], axis=1)[:, ::-1] > (allowed if call else _TUNING.moved)
+        kept[~kept.any(axis=1)] = True
+        first, last = np.argmax(kept, axis=1), len(nodes) - 1 - np.argmax(kept[:, ::-1], axis=1)
+        below, beyond = places < first[:, None], places > last[:, None]
+        short, far = (((self.matrix * side).sum(axis=1) * (1 + 1e-12)) for side in (below, beyond))
+        rows, matrix = np.arange(len(source)), np.where(kept, self.matrix, 0.0)
+        matrix[rows, last] += far
+        if not call:
+            return Transition(matrix, self.lost + short, self.above)
+        matrix[rows, first] += short
+        return Transition(matrix, self.lost, self.above + (worth * beyond).sum(axis=1) * (1 + 1e-9))
+
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A transition matrix without its negligible entries, in pieces of a few rows each.
-
-    **Formal guarantees.** Entries are kept or left out, never changed: the measure that the steps make is part of the
-    one that the whole matrix makes. `left_out` is at least the sum of the entries left out of any row.
+    """The entries of a matrix that are not 0, in pieces of a few rows each.
 
     Attributes:
       pieces: rows, columns and entries of each piece.
-      left_out: a bound on the sum of the entries left out of a row.
-      summands: the number of entries of the longest row kept.
+      summands: the number of entries of the longest row.
     """
 
     pieces: tuple[tuple[slice, slice, Array], ...]
-    left_out: float
     summands: int
 
     @classmethod
-    def of(cls, matrix: Array, negligible: float) -> Band:
-        """The matrix without entries at the ends of rows that are at most `negligible`."""
+    def of(cls, matrix: Array) -> Band:
         n = len(matrix)
-        pieces, left_out, summands = [], 0.0, 0
+        pieces, summands = [], 0
         for begin in range(0, n, _TUNING.band_rows):
             rows = slice(begin, min(begin + _TUNING.band_rows, n))
-            kept = np.flatnonzero((matrix[rows] > negligible).any(axis=0))
+            kept = np.flatnonzero((matrix[rows] > 0).any(axis=0))
             columns = slice(int(kept[0]), int(kept[-1]) + 1)
-            outside = matrix[rows, : columns.start].sum(axis=1) + matrix[rows, columns.stop :].sum(axis=1)
-            left_out = max(left_out, float(outside.max()) * (1 + 1e-9))
             summands = max(summands, columns.stop - columns.start)
             pieces.append((rows, columns, np.ascontiguousarray(matrix[rows, columns])))
-        return cls(tuple(pieces), left_out, summands)
+        return cls(tuple(pieces), summands)
 
     def apply(self, values: Array) -> Array:
         """The product with each of several arrays, node × anything."""
@@ -394,27 +419,17 @@ class Option:
     likely: float
 
     @cached_property
-    def _value(self) -> float:
+    def value(self) -> float:
+        """`likely`, within reason."""
         return min(max(self.likely, _TUNING.least_value), 0.1)
-
-    @property
-    def path_worth(self) -> float:
-        """The most that the option is worth on one path, every term being at most K."""
-        return self.strike * (self.terms if self.sign > 0 else 1)
-
-    @property
-    def negligible(self) -> float:
-        """Entries of a row of a transition matrix that sum to this much may be left out."""
-        share = self._value * min(1.0, self.terms / self.strike) / self.terms
-        return _TUNING.left_out * share / (self.terms if self.sign > 0 else 1)
 
     def small(self, value: float) -> bool:
         """Whether this much may be added to the option's value."""
-        return value <= _TUNING.tails * self._value * min(self.strike, self.terms)
+        return value <= _TUNING.tails * self.value * min(self.strike, self.terms)
 
     def _reach(self, factors: int) -> float:
         """Where to truncate normal factors of which there are so many."""
-        return max(0.0, -float(ndtri(min(0.5, _TUNING.tails * self._value / factors))))
+        return max(0.0, -float(ndtri(min(0.5, _TUNING.tails * self.value / factors))))
 
     def span(self, largest_load: float, factors: int) -> float:
         """About the length of the interval that the nodes of a spread cover."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -16,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpmf import strategies
-from dpmf.accountants.chain import Chain
+from dpmf.accountants.chain import Chain, _spreads
 from dpmf.accountants.chain._block_fits import separators
 from dpmf.accountants.chain._blocks import SeparatorModel
 from dpmf.accountants.chain._bound import ChainBound
 from dpmf.accountants.chain._inversion import invert_puts, invert_tilted
 from dpmf.accountants.chain._lines import LineModel, chain_covariance
 from dpmf.accountants.chain._majorants import candidates, cost_of, line_chain, raised, ring_chain, shared_factor
-from dpmf.accountants.chain._spreads import Band, Option, Resolution, TermTable, hat_weights
+from dpmf.accountants.chain._spreads import Band, Option, Resolution, TermTable, Transition, hat_weights
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.batching import BallsInBins
@@ -351,36 +352,37 @@ def test_separators_against_quadrature(blocks, closed, direction):
         assert exact <= member.delta(sigma, epsilon, direction).value <= exact * 1.06
 
 
-def test_steps_without_their_negligible_entries():
-    nodes = -4.5 + 0.05 * np.arange(240)
-    matrix, _ = hat_weights(nodes, 0.98 * nodes, math.sqrt(1 - 0.98**2), 0.0)
-    band = Band.of(matrix, 1e-12)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_steps_without_long_jumps(sign):
+    """What the trimmed step does to any payoff of its kind is above what the whole step does, and the band is exact."""
+    nodes, top = -3.0 + 0.05 * np.arange(200), 0.8
+    whole = Transition.of(nodes, nodes, 0.98, top, sign)
+    trimmed = whole.trimmed(nodes, nodes, top, Option(20.0, sign, 10, 1e-3))
+    assert np.count_nonzero(trimmed.matrix) < whole.matrix.size / 2
+    for load in (0.1, 0.5, top):
+        a = np.exp(load * nodes - load**2 / 2)
+        for strike in (0.5, 2.0):
+            payoff = np.maximum(sign * (a - strike), 0.0)
+            added = (trimmed.above - whole.above) if sign > 0 else (trimmed.lost - whole.lost) * strike
+            assert np.all(trimmed.matrix @ payoff + added >= (whole.matrix @ payoff) * (1 - 1e-14))
+    band = Band.of(trimmed.matrix)
     values = np.random.default_rng(0).normal(size=(2, len(nodes), 5))
-    kept = np.zeros_like(matrix)
-    for rows, columns, piece in band.pieces:
-        kept[rows, columns] = piece
-    assert np.count_nonzero(kept) < matrix.size / 2
-    np.testing.assert_array_equal(kept[kept > 0], matrix[kept > 0])
-    assert matrix[kept == 0].max() <= 1e-12
-    assert (matrix - kept).sum(axis=1).max() <= band.left_out
-    np.testing.assert_allclose(band.apply(values), kept @ values, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(band.apply(values), trimmed.matrix @ values, rtol=1e-12, atol=1e-14)
+    assert band.summands >= np.count_nonzero(trimmed.matrix, axis=1).max()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_what_is_left_out_of_steps_is_added(direction, monkeypatch):
-    """Far more is left out than ever is: the bound with what is added for it stays above the one that leaves nothing
-    out, and above the majorant's own value."""
+def test_what_long_jumps_are_worth_is_added(direction, monkeypatch):
+    """Far more is cut than ever is: the bound with what is added for it stays above the one that cuts nothing."""
     model = LineModel(np.full(3, 0.5), np.full(3, 0.8), np.full(2, 0.9), np.zeros(3))
-    sign, epsilon = (1, 0.5) if direction == "remove" else (-1, 0.5)
-    laws = []
-    for least in (0.0, 1e-5):
-        monkeypatch.setattr(Band, "of", lambda matrix, _, least=least, of=Band.of: of(matrix, least))
-        laws.append(model.law(3 * math.exp(sign * epsilon), sign, Resolution(), 1e-6))
-        monkeypatch.undo()
-    whole, part = laws
-    mass = [law.transform(np.zeros(1, dtype=complex))[0].real for law in laws]
-    assert mass[1] < mass[0]
-    assert part.surplus - whole.surplus >= (mass[0] - mass[1]) * part.option.strike * (3 if sign > 0 else 1)
+    mechanism = Mechanism(strategies.dpsgd(), BallsInBins(1, 3))
+    values = []
+    for cut, moved in ((1e-300, 1e-300), (0.3, 1e-300), (0.3, 0.2)):
+        monkeypatch.setattr(_spreads, "_TUNING", replace(_spreads._TUNING, cut=cut, moved=moved))
+        member = ChainBound(mechanism, model, family="line", largest=float(model.variances().max()))
+        values.append(member.delta(1.0, 0.5, direction).value)
+    assert values[0] * (1 - 1e-9) <= values[1] < 1.5 * values[0]
+    assert values[1] < values[2] < 1
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

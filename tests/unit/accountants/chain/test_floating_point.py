@@ -36,6 +36,12 @@ def many_digits() -> Iterator[None]:
     ctx.prec = before
 
 
+@pytest.fixture(autouse=True)
+def whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twins take whole steps; what cutting long jumps short does is tested beside the other parts of the chain."""
+    monkeypatch.setattr(_spreads, "_TUNING", replace(_spreads._TUNING, cut=1e-300, moved=1e-300))
+
+
 def spread(nodes: Sequence[float], mean: arb, deviation: arb, slope: float) -> tuple[list[arb], arb]:
     """The exact weights of N(mean, deviation²) on nodes, and the weight left at −∞."""
     places = [arb(x) for x in nodes]

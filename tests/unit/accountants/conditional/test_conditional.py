@@ -509,3 +509,14 @@ def test_sums_over_many_epochs_are_rounded_up(direction: str) -> None:
         balls.exact(squares).sqrt() / balls.exact(sigma),
         balls.exact(prepared.epsilon(sigma, 1e-5, direction).value),
     ) <= balls.exact(1e-5)
+
+
+def test_where_it_is_hopeless_it_says_so_early():
+    """The rough bound is 1 where the bound proper misses the target by far, and there is none where it does not."""
+    mechanism = Mechanism(bsr(4), BallsInBins(2, 8))
+    bound = Conditional().prepare(mechanism)
+    for sigma, hopeless in ((0.5, True), (1.0, True), (8.0, False)):
+        for direction in ("remove", "add"):
+            rough = bound.rough_delta(sigma, 1.0, direction, 1e-5)
+            assert (rough is not None) == hopeless
+            assert rough is None or rough.value == 1 and bound.delta(sigma, 1.0, direction, 1e-5).value > 1e-4
