@@ -12,8 +12,9 @@ from dpmf_check.balls import Rejected, number, only, require
 from dpmf_check.cascade import cascade
 from dpmf_check.chain import chain
 from dpmf_check.gram import Gram, gaussian, lattice
+from dpmf_check.moments import moments
 
-PROOFS = {"gaussian": gaussian, "lattice": lattice, "chain": chain, "cascade": cascade}
+PROOFS = {"gaussian": gaussian, "lattice": lattice, "chain": chain, "cascade": cascade, "moments": moments}
 
 
 def digest(certificate: dict[str, Any]) -> str:

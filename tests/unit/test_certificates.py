@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import paths
 import pytest
 from command_line import run
+from flint import arb
 
 import dpmf
-from dpmf.accountants import Cascade, Chain
+from dpmf.accountants import Cascade, Chain, Moments
 from dpmf.accountants.chain._bound import ChainBound
 from dpmf.accountants.chain._majorants import stationary_models
 from dpmf.accountants.combined.least import Least
@@ -22,6 +24,8 @@ from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.certificates import assembled, certificate, digest
 from dpmf_check.__main__ import check, main
 from dpmf_check.balls import Rejected
+from dpmf_check.gram import Gram
+from dpmf_check.moments import GivenMean, _put
 
 
 def mechanism(strategy: Any, epochs: int, batches: int, iterations: int | None = None) -> dpmf.Mechanism:
@@ -67,6 +71,7 @@ EPSILON = 1.0
 STRATEGIES = dpmf.strategies
 MATRIX = STRATEGIES.matrix(np.tril(np.random.default_rng(0).uniform(0.1, 1.0, (12, 12))))
 COARSE = Chain(discretisation_loss=0.3)  # few nodes, so that a check takes a second
+FEW = Moments(spacing=0.3)
 
 
 def of_family(which: dpmf.Mechanism, family: str, sigma: float) -> dict[str, Any]:
@@ -88,7 +93,7 @@ def of_trees(which: dpmf.Mechanism, payoff: str, trees: int, sigma: float) -> di
     return assembled(which, sigma, EPSILON, {"remove": proof})
 
 
-def named(which: dpmf.Mechanism, accountant: str, sigma: float) -> dict[str, Any]:
+def named(which: dpmf.Mechanism, accountant: str | Moments, sigma: float) -> dict[str, Any]:
     return certificate(which, noise_multiplier=sigma, epsilon=EPSILON, accountants=(accountant,))
 
 
@@ -111,6 +116,10 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "cascade, cubic": lambda: of_trees(mechanism(STRATEGIES.bsr(bandwidth=3), 2, 7), "cubic", 1, 2.0),
     "cascade, smoothed": lambda: of_trees(mechanism(STRATEGIES.bisr(bandwidth=4), 3, 7), "smoothed", 1, 3.0),
     "cascade, two trees": lambda: of_trees(mechanism(STRATEGIES.bisr(bandwidth=8), 3, 24), "smoothed", 2, 4.0),
+    "moments": lambda: named(mechanism(STRATEGIES.bsr(bandwidth=3), 2, 6), FEW, 2.0),
+    "moments, cut off": lambda: named(mechanism(STRATEGIES.bisr(bandwidth=4), 3, 7, 18), FEW, 2.5),
+    "moments, matrix": lambda: named(mechanism(MATRIX, 1, 12), FEW, 3.0),
+    "moments, many batches": lambda: named(mechanism(STRATEGIES.bisr(bandwidth=16), 4, 100), FEW, 4.0),
 }
 
 
@@ -162,6 +171,10 @@ WORSE = {
         (("trees", 0, "weights", 1), 0.5), (("trees", 0, "step"), 3.0), (("payoff", "start"), 0.5),
         (("payoff", "cubic"), 0.9), (("payoff", "threshold"), 0.5),
     ],
+    "moments": [
+        (("nodes", "low"), 0.9), (("nodes", "spacing"), 1.1), (("nodes", "spacing"), 0.9), (("deep",), 1.0),
+        (("nodes", "count"), 1.0),
+    ],
 }  # fmt: skip
 
 
@@ -173,6 +186,68 @@ def test_a_proof_made_worse_is_refuted_whoever_signs_it(made: dict[str, Any]) ->
         worse = changed(made, ("claims", 0, "proof", *path), by)
         with pytest.raises(Rejected):
             check(signed({**worse, "claims": worse["claims"][:1]}))
+
+
+def test_polynomials_made_worse_are_refuted_whoever_signs_it() -> None:
+    made = CASES["moments"]()
+    for claim in made["claims"]:
+        given = claim["proof"]["polynomials"]
+        touching = [k for k, polynomial in enumerate(given) if "contacts" in polynomial]
+        place = min(touching, key=lambda k: abs(sum(given[k]["contacts"])))  # the strike is about the mean: it counts
+        left, right = given[place]["contacts"]
+        for worse, complaint in (
+            ({"contacts": [left * 3, right * 3]}, "is proved"),
+            ({"contacts": [right, left]}, "both sides"),
+            ({"contacts": [left]}, "a list of 2"),
+            ({"contacts": [left, right], "zeros": []}, "must have the fields"),
+            ({"zeros": []}, "is missing"),
+            ({"zeros": [left, right]}, "not above the option"),
+            ({"zeros": [right * (1 + 1e-9), right]}, "not above the option|is proved"),
+            (given[: place + 1], "is proved"),  # lumping begins too early
+            ([], "or none"),
+        ):
+            polynomials = worse if isinstance(worse, list) else [*given[:place], worse, *given[place + 1 :]]
+            proof = {**claim["proof"], "polynomials": polynomials}
+            with pytest.raises(Rejected, match=complaint):
+                check(signed({**made, "claims": [{**claim, "proof": proof}]}))
+
+
+def test_the_checkers_moments_are_those_of_all_tuples() -> None:
+    """A sum over every tuple of indices of the expectation of Π(ξ − 1), against sums over graphs."""
+    which = CASES["moments, cut off"]()
+    law = GivenMean(Gram(which["mechanism"]), arb(2.5))
+    terms = np.array([float(term) for term in law.terms(0.7)])
+    _, lowest, known = law.at(0.7)
+    weights, one_and_f = terms / terms.sum(), 1 + law.f
+    for n, moment in zip((2, 3, 4), known, strict=True):
+        exact = 0.0
+        for chosen in itertools.product(range(law.b), repeat=n):
+            for size in range(n + 1):
+                for some in itertools.combinations(chosen, size):
+                    product = np.prod([one_and_f[pair] for pair in itertools.combinations(some, 2)])
+                    exact += (-1) ** (n - size) * product * weights[list(chosen)].prod()
+        assert float(moment) >= exact * (1 - 1e-9)
+        assert float(moment) <= exact * (1 + 1e-9 if n < 4 else 1.1)
+    assert float(lowest) < 0
+
+
+@pytest.mark.parametrize("kind", ["contacts", "zeros"])
+def test_no_put_is_worth_more_than_the_checkers_polynomial(kind: str) -> None:
+    rng, followed = np.random.default_rng(3), 0
+    for _ in range(200):
+        values, weights = rng.uniform(0.0, 1.0, 4) ** 3, rng.dirichlet(np.full(4, 0.5))
+        values -= weights @ values
+        lowest, strike = values.min() - rng.uniform(0.0, 0.1), rng.uniform(-0.3, 0.3)
+        far = rng.uniform(0.0, 3.0, 2) * ([-0.1, 1.0] if kind == "contacts" else [1.0, 1.0])
+        points = (strike + far).tolist()
+        known = [arb(float(weights @ values**n)) for n in (2, 3, 4)]
+        try:
+            above = _put({kind: points}, arb(strike), arb(lowest), known)
+        except Rejected:
+            continue
+        followed += 1
+        assert float(above) >= float(weights @ np.maximum(strike - values, 0.0)) - 1e-12
+    assert followed > 40
 
 
 def test_a_claim_that_the_proof_does_not_give_is_refused(made: dict[str, Any]) -> None:
@@ -209,6 +284,6 @@ def test_the_command_writes_one_and_the_checker_reads_it(tmp_path: Path, capsys:
 def test_the_checker_is_small_and_knows_nothing_of_dpmf() -> None:
     files = sorted((paths.ROOT / "checker" / "dpmf_check").glob("*.py"))
     text = [path.read_text(encoding="utf-8") for path in files]
-    assert len(files) == 6
-    assert sum(part.count("\n") for part in text) <= 600
+    assert len(files) == 7
+    assert sum(part.count("\n") for part in text) <= 730
     assert not any("import dpmf\n" in part or "from dpmf." in part or "import scipy" in part for part in text)

@@ -68,7 +68,7 @@ def _two_zeros(one, other, sign, strike, lowest, skewness, kurtosis, errors):  #
 
 @nb.njit(cache=True, nogil=True)
 def _refined(family, x, y, best, most_x, sign, strike, lowest, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
-    """A smaller value nearby, by steps in the logarithms of both distances that are halved where none helps."""
+    """A smaller value nearby and where it is, by steps in the logarithms of both distances, halved where none helps."""
     step = 0.5
     for _ in range(_REFINEMENTS):
         moved = False
@@ -85,12 +85,15 @@ def _refined(family, x, y, best, most_x, sign, strike, lowest, skewness, kurtosi
             step /= 2
             if step < 1e-3:
                 break
-    return best
+    return best, x, y
 
 
 @nb.njit(cache=True, nogil=True)
 def _least_polynomial(sign, strike, lowest, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
-    """The least expectation found among the polynomials above an option, for strikes above the lowest y."""
+    """The least expectation found among the polynomials above an option, for strikes above the lowest y.
+
+    Returned with its family (0: two contacts, 1: two zeros) and its two distances from the strike.
+    """
     room = strike - lowest
     scale = math.sqrt(1 + strike * strike)
     best, x, y = _NONE, min(room, scale), scale
@@ -101,20 +104,37 @@ def _least_polynomial(sign, strike, lowest, skewness, kurtosis, errors):  # type
             value = _two_contacts(below, above, sign, strike, lowest, skewness, kurtosis, errors)
             if value < best:
                 best, x, y = value, below, above
-    best = _refined(0, x, y, best, room, sign, strike, lowest, skewness, kurtosis, errors)
+    best, x, y = _refined(0, x, y, best, room, sign, strike, lowest, skewness, kurtosis, errors)
     if sign > 0 or strike >= 0:
-        return best
-    found, x, y = _NONE, room, room
+        return best, 0, x, y
+    found, u, w = _NONE, room, room
     for i in range(_GRID):
         one = room * 2.0 ** (0.7 * i)
         for j in range(i, _GRID):
             other = room * 2.0 ** (0.7 * j)
             value = _two_zeros(one, other, sign, strike, lowest, skewness, kurtosis, errors)
             if value < found:
-                found, x, y = value, one, other
+                found, u, w = value, one, other
     if found < _NONE:
-        found = _refined(1, x, y, found, 1e9 * room, sign, strike, lowest, skewness, kurtosis, errors)
-    return min(best, found)
+        found, u, w = _refined(1, u, w, found, 1e9 * room, sign, strike, lowest, skewness, kurtosis, errors)
+    return (found, 1, u, w) if found < best else (best, 0, x, y)
+
+
+@nb.njit(cache=True, nogil=True)
+def polynomial_above(sign, strike, lowest, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
+    """What `option_above` returns, then the polynomial that it is the expectation of: its family and two distances.
+
+    The family is 0 for a polynomial that touches the put's two lines so far below and above the strike, and 1 for one
+    with double zeros so far above it, see `_two_contacts` and `_two_zeros`; for calls, y − strike is added. It is −1
+    where no y is below the strike: the put is worth nothing.
+    """
+    forward = errors[0] - strike * (1 + _ROUNDING)  # at least E(y − strike) for negative strikes
+    if strike <= lowest:
+        return 0.0 if sign < 0 else forward, -1, 0.0, 0.0
+    if sign > 0 and strike < 0:  # (y − K)_+ = (K − y)_+ + y − K, and the put has one kind of polynomial more
+        value, family, x, y = _least_polynomial(-1, strike, lowest, skewness, kurtosis, errors)
+        return value + forward, family, x, y
+    return _least_polynomial(sign, strike, lowest, skewness, kurtosis, errors)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -124,9 +144,4 @@ def option_above(sign, strike, lowest, skewness, kurtosis, errors):  # type: ign
     It is the expectation of a polynomial that is at least the payoff for y ≥ lowest: no y is smaller. E y = 0 and
     E y² = 1 up to errors[0] and errors[1], E y³ is `skewness` up to errors[2], and E y⁴ is at most `kurtosis`.
     """
-    forward = errors[0] - strike * (1 + _ROUNDING)  # at least E(y − strike) for negative strikes
-    if strike <= lowest:
-        return 0.0 if sign < 0 else forward
-    if sign > 0 and strike < 0:  # (y − K)_+ = (K − y)_+ + y − K, and the put has one kind of polynomial more
-        return _least_polynomial(-1, strike, lowest, skewness, kurtosis, errors) + forward
-    return _least_polynomial(sign, strike, lowest, skewness, kurtosis, errors)
+    return polynomial_above(sign, strike, lowest, skewness, kurtosis, errors)[0]

@@ -20,8 +20,8 @@ import numpy as np
 from dpmf import validation
 from dpmf.accountants.chain._spreads import Option
 from dpmf.accountants.moments._given_mean import GivenMean, Shape
-from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
-from dpmf.kernels.moments import option_above
+from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
+from dpmf.kernels.moments import option_above, polynomial_above
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
@@ -40,6 +40,7 @@ class _Tuning:
       usual_delta: the δ that matters where no target says so.
       left_over: nodes that can add no more than this part of the bound are lumped together.
       deep: how many deviations of A given z from the strike an option may be sure to pay; they are tried in turn.
+      least_certified: smaller values of δ have no certificate, because the nodes of spreads are not made for them.
       kept: of how many noise multipliers the moments are remembered.
     """
 
@@ -51,6 +52,7 @@ class _Tuning:
     usual_delta: float = 1e-6
     left_over: float = 1e-4
     deep: tuple[float, ...] = (5.0, 10.0, 20.0)
+    least_certified: float = 1e-15
     kept: int = 2
 
 
@@ -96,6 +98,27 @@ class Moments(Accountant):
         return self if mechanism.batching.batches_per_epoch <= _TUNING.largest_batches else None
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A bound on δ(ε), and how it was found.
+
+    Attributes:
+      value: the bound.
+      likely: about the δ(ε) that it bounds.
+      strike: that of the option on A.
+      nodes: all nodes of z, from where the payoff is large to where it is small.
+      deep: how many of them come before the first one whose moments were asked for.
+      asked: how many were asked; those that are left are lumped into the last of these.
+    """
+
+    value: float
+    likely: float
+    strike: float
+    nodes: list[float]
+    deep: int
+    asked: int
+
+
 class _PreparedMoments(PreparedAccountant):
     name = "moments"
 
@@ -125,22 +148,55 @@ class _PreparedMoments(PreparedAccountant):
     def _bound(
         self, spacing: float, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None
     ) -> Evaluation:
+        """A bound on δ(ε) from nodes at a distance, or that of the Gaussian mechanism where it is smaller."""
+        plain, enough = self._plain(noise_multiplier, epsilon)
+        if enough:
+            return Evaluation(plain, {"nodes": 0})
+        aimed = min(target_delta or _TUNING.usual_delta, plain)
+        found = self._found(self._given_mean(noise_multiplier), spacing, epsilon, direction, aimed)
+        if not found.value < plain:  # a bound that is not a number is none
+            return Evaluation(plain, {"nodes": found.asked})
+        return Evaluation(found.value, {"nodes": found.asked}, slack=found.value / max(found.likely, 1e-300))
+
+    def certificate(self, noise_multiplier: float, epsilon: float, direction: Direction) -> Proof | None:
+        """What it takes to check the bound without dpmf: the nodes of z, and the polynomials at those asked.
+
+        The bound may be smaller than that of `delta`: moments are sharper, and aimed at the value itself.
+        """
+        plain, enough = self._plain(noise_multiplier, epsilon)
+        if enough:
+            return None
+        aimed, given = min(_TUNING.usual_delta, plain), GivenMean(self._scaled(noise_multiplier), sharp=True)
+        found = self._found(given, self._spacing, epsilon, direction, aimed)
+        while found.value < aimed / 10 and aimed > _TUNING.least_certified:  # nodes were too few for so small a value
+            aimed = found.value
+            found = self._found(given, self._spacing, epsilon, direction, aimed)
+        if not _TUNING.least_certified < found.value < plain:
+            return None
+        sign = 1 if direction == "remove" else -1
+        asked = found.nodes[found.deep : found.deep + found.asked]
+        nodes = {"low": min(found.nodes), "spacing": abs(found.nodes[1] - found.nodes[0]), "count": len(found.nodes)}
+        polynomials = [_polynomial(given.at(node), found.strike, sign) for node in asked]
+        return Proof(found.value, "moments", {"nodes": nodes, "deep": found.deep, "polynomials": polynomials})
+
+    def _plain(self, noise_multiplier: float, epsilon: float) -> tuple[float, bool]:
+        """δ(ε) of the Gaussian mechanism without amplification, and whether that is all that is to be said."""
+        largest = float(self._gram.max()) / noise_multiplier / noise_multiplier
+        plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
+        return plain, not plain > _TUNING.negligible or largest > _TUNING.largest_variance or self._b == 1
+
+    def _found(self, given: GivenMean, spacing: float, epsilon: float, direction: Direction, aimed: float) -> _Found:
         """A bound on δ(ε) from nodes at a distance.
 
         **Formal guarantees.** See `prepare`. Weights of the nodes are rounded up; nodes on the side where the payoff
         falls are lumped into the last one asked, where it is at least as large. The relative error of A given z moves
-        the strike. The result is at most that of the Gaussian mechanism without amplification.
+        the strike.
         """
-        largest = float(self._gram.max()) / noise_multiplier / noise_multiplier
-        plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
-        if not plain > _TUNING.negligible or largest > _TUNING.largest_variance or self._b == 1:
-            return Evaluation(plain, {"nodes": 0})
-        given = self._given_mean(noise_multiplier)
         sign = 1 if direction == "remove" else -1
         # The option that δ(ε) is: E(A − e^ε)_+ or e^ε·E(e^−ε − A)_+.
         strike, unit = (math.exp(epsilon), 1.0) if sign > 0 else (math.exp(-epsilon), math.exp(epsilon))
         strike *= 1 - 4 * sign * UNIT
-        aimed = min(target_delta or _TUNING.usual_delta, plain) / unit
+        aimed /= unit
         option = Option(self._b * strike, sign, self._b, min(1.0, aimed / (1.0 if sign > 0 else strike)))
         top = float(given.loads.max()) * (1 + 1e-12)
         spread = option.spread(top, spacing)
@@ -163,10 +219,7 @@ class _PreparedMoments(PreparedAccountant):
             if value * rest <= _TUNING.left_over * total:
                 total += value * rest
                 break
-        found = float(total * unit * (1 + 1e-9))
-        if not found < plain:  # a bound that is not a number is none
-            return Evaluation(plain, {"nodes": asked})
-        return Evaluation(found, {"nodes": asked}, slack=found / max(likely * unit, 1e-300))
+        return _Found(float(total * unit * (1 + 1e-9)), likely * unit, strike, nodes, first, asked)
 
     def _deep(
         self, given: GivenMean, nodes: list[float], weights: Array, strike: float, sign: int, aimed: float
@@ -196,14 +249,18 @@ class _PreparedMoments(PreparedAccountant):
     def _gram(self) -> Array:
         return self.mechanism.gram_upper()
 
+    def _scaled(self, noise_multiplier: float) -> Array:
+        """G'/σ², positive semidefinite and at least G/σ² in every entry."""
+        # Entries are raised by less than `error`, so that what they were raised by has eigenvalues above
+        # −error·(largest sum of a row).
+        error = 2.1 * self.mechanism.gram_error + 32 * UNIT
+        s = self._gram / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
+        s[np.diag_indices(self._b)] += error * float(s.sum(axis=1).max())
+        return s
+
     def _given_mean(self, noise_multiplier: float) -> GivenMean:
         if noise_multiplier not in self._given:
-            # Entries are raised by less than `error`, so that what they were raised by has eigenvalues above
-            # −error·(largest sum of a row).
-            error = 2.1 * self.mechanism.gram_error + 32 * UNIT
-            s = self._gram / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
-            s[np.diag_indices(self._b)] += error * float(s.sum(axis=1).max())
-            self._given[noise_multiplier] = GivenMean(s)
+            self._given[noise_multiplier] = GivenMean(self._scaled(noise_multiplier))
             if len(self._given) > _TUNING.kept:
                 self._given.popitem(last=False)
         return self._given[noise_multiplier]
@@ -215,11 +272,25 @@ def _option(shape: Shape, strike: float, sign: int) -> float:
     **Formal guarantees.** The exact A is at most (1 + error) and at least (1 − error) times the one whose moments the
     shape has: the strike is moved, and the value raised, by that much.
     """
+    value = option_above(sign, _place(shape, strike, sign), *shape.known)
+    return max(float(value), 0.0) * shape.deviation * shape.mean * (1 + 1e-9)
+
+
+def _place(shape: Shape, strike: float, sign: int) -> float:
+    """The strike in units of y, moved to the side where the option is worth more by as much as it may err."""
     moved = strike * (1 - 2 * sign * shape.error) / shape.mean - 1
     place = moved / shape.deviation
-    place -= sign * 1e-14 * (1 + abs(place)) + sign * 4 * UNIT / shape.deviation
-    value = option_above(sign, place, shape.lowest, shape.skewness, shape.kurtosis, shape.errors)
-    return max(float(value), 0.0) * shape.deviation * shape.mean * (1 + 1e-9)
+    return place - sign * 1e-14 * (1 + abs(place)) - sign * 4 * UNIT / shape.deviation
+
+
+def _polynomial(shape: Shape, strike: float, sign: int) -> dict[str, list[float]]:
+    """The polynomial of `_option`, in units of A/mean − 1, as docs/certificates.md describes it."""
+    place = _place(shape, strike, sign)
+    _, family, one, two = polynomial_above(sign, place, *shape.known)
+    if family < 0:
+        return {"zeros": []}
+    points = (place - one, place + two) if family == 0 else (place + one, place + two)
+    return {"contacts" if family == 0 else "zeros": [point * shape.deviation for point in points]}
 
 
 def _likely(shape: Shape, strike: float, sign: int) -> float:

@@ -40,6 +40,11 @@ class Shape:
     errors: Array
     error: float
 
+    @property
+    def known(self) -> tuple[float, float, float, Array]:
+        """What is known of y, in the order in which the kernels take it."""
+        return self.lowest, self.skewness, self.kurtosis, self.errors
+
 
 @dataclass(frozen=True)
 class _Graphs:
@@ -68,7 +73,7 @@ class _Graphs:
 
 
 class GivenMean:
-    """Moments of A given z, for one matrix S.
+    """Moments of A given z, for one matrix S; if sharp, the complete graph of four vertices is bounded at every z anew.
 
     **Formal guarantees.** S is positive semidefinite, as given, and λ_i = (S·1)_i/(b√v) with v = 1ᵀS1/b², so that
     C = S − λλᵀ is the covariance of what is left of u given the mean of the u_i, and C·1 = 0. Products of ξ have
@@ -79,7 +84,7 @@ class GivenMean:
     what is added to |f|. The inequality of arithmetic and geometric means gives A ≥ exp(√v·z − tr S/(2b)).
     """
 
-    def __init__(self, s: Array) -> None:
+    def __init__(self, s: Array, sharp: bool = False) -> None:
         b = len(s)
         budget.claim(80.0 * b * b)
         rows = s.sum(axis=1)
@@ -98,6 +103,7 @@ class GivenMean:
         step = max(math.sqrt(float((size * size).mean())), error)
         self._relative = error / step * 1.01 + (8 * b + 128) * UNIT
         self._sizes = _Graphs.of(size + step, weights)
+        self._largest_f = size + error if sharp else None
         self._complete = _complete(size + error, weights)
         self._found: dict[float, Shape] = {}
 
@@ -133,6 +139,9 @@ class GivenMean:
             self._relative * size * ratio**n
             for n, size in zip((2, 3, 4), (self._sizes.two, self._sizes.three, self._sizes.four), strict=True)
         )
+        complete = self._complete * ratio**4 * (1 + 1e-9)
+        if self._largest_f is not None:
+            complete = min(complete, _complete(self._largest_f, weights))
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
         mean, error = float(terms.sum()) / b, self._error(z)
@@ -142,7 +151,7 @@ class GivenMean:
             deviation=deviation,
             lowest=lowest / deviation - 1e-12 * abs(lowest / deviation),
             skewness=graphs.three / deviation**3,
-            kurtosis=(graphs.four + four + self._complete * ratio**4 * (1 + 1e-9)) / deviation**4,
+            kurtosis=(graphs.four + four + complete) / deviation**4,
             errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
             error=error,
         )
