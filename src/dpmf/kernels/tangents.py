@@ -154,4 +154,5 @@ def by_tangents(
             z = ((rest * shifts[:, i]).sum() - threshold) / scale
             value = chance * _tail(z) * (1 - slack) - math.exp(exponent) * other * _tail(z - scale) * (1 + slack)
             total += max(value, 0.0)
-    return total / b
+    average: float = total / b
+    return average

@@ -218,6 +218,8 @@ def _all_combinations(
     ends = [_edges(one, most ** (1 / number)) for one in shifts] if ends is None else ends
     sides = [(np.ones((b, 1)), np.ones(1)), (np.ones((b, 1)), np.ones(1))]
     for one, edges in zip(shifts, ends, strict=True):
+        if len(edges) == 2:
+            continue  # one cell says nothing
         moved, plain = between(edges, one[:, None])[favour], between(edges, 0.0)[against]
         part = int(sides[0][0].shape[1] > sides[1][0].shape[1])
         p, q = sides[part]
