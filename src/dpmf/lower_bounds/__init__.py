@@ -9,7 +9,7 @@ the largest bound found so far is returned, and closed forms answer if there is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -30,14 +30,17 @@ class _Tuning:
     Attributes:
       epsilon_tolerance: the search for ε ends when its interval is this narrow, relative to ε.
       first_step: the search for σ begins with relative steps of this size.
-      refined_step: the same where the slower bounds go on from where the quick ones end.
+      refined_slope: where the slower bounds go on from where the quick ones end, log δ is expected to fall this much
+        for each unit of log σ or log ε, at first.
       refined_tolerance: the least relative tolerance of their search.
+      refined_tries: the number of slower bounds that are evaluated for one search, at most.
     """
 
     epsilon_tolerance: float = 1e-5
     first_step: float = 0.5
-    refined_step: float = 0.03
+    refined_slope: float = 25.0
     refined_tolerance: float = 1e-3
+    refined_tries: int = 5
 
 
 _TUNING = _Tuning()
@@ -108,16 +111,9 @@ def lower_epsilon(
             found = low
             refined = bounds.refined(delta, sigma, found, one_way) if found > 0 else None
             if refined is not None:
-
-                def above(epsilon: float, refined: Callable[[float, float], bool] = refined) -> bool:
-                    nonlocal found
-                    if missed := refined(sigma, epsilon):
-                        note(epsilon)
-                        found = max(found, epsilon)
-                    return missed
-
-                tolerance = max(_TUNING.epsilon_tolerance, _TUNING.refined_tolerance)
-                _last_miss(above, found, known=True, tolerance=tolerance, step=_TUNING.refined_step)
+                for epsilon in _climbing(partial(refined, sigma), found, delta, _TUNING.epsilon_tolerance):
+                    note(epsilon)
+                    found = max(found, epsilon)
 
     return _largest_in_time(target, search, ("epsilon", sigma, delta, direction))
 
@@ -149,23 +145,24 @@ def lower_noise_multiplier(
         found, start = 0.0, math.sqrt(float(bounds.diagonal.max()))
         for one_way in directions:
 
-            def misses(sigma: float, exceeds: Callable[[float, float], bool]) -> bool:
+            def misses(sigma: float, one_way: Direction = one_way) -> bool:
                 nonlocal found
-                if missed := exceeds(sigma, epsilon):
+                if missed := bounds.exceeds(delta, sigma, epsilon, one_way):
                     note(sigma)
                     found = max(found, sigma)
                 return missed
 
-            def quick(sigma: float, epsilon: float, one_way: Direction = one_way) -> bool:
-                return bounds.exceeds(delta, sigma, epsilon, one_way)
-
             if start > 0:
-                _last_miss(partial(misses, exceeds=quick), found or start, known=found > 0, tolerance=tolerance)
+                _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
             refined = bounds.refined(delta, found, epsilon, one_way) if found > 0 else None
             if refined is not None:
-                least = max(tolerance, _TUNING.refined_tolerance)
-                slow = partial(misses, exceeds=refined)
-                _last_miss(slow, found, known=True, tolerance=least, step=_TUNING.refined_step)
+
+                def value(sigma: float, refined: Callable[[float, float], float] = refined) -> float:
+                    return refined(sigma, epsilon)
+
+                for sigma in _climbing(value, found, delta, tolerance):
+                    note(sigma)
+                    found = max(found, sigma)
 
     return _largest_in_time(target, search, ("noise multiplier", epsilon, delta, direction, tolerance))
 
@@ -207,12 +204,10 @@ def _largest_in_time(target: Mechanism | Array, search: Callable[[_Bounds, _Note
     return max(noted)
 
 
-def _last_miss(
-    misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float, step: float | None = None
-) -> None:
+def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, tolerance: float) -> None:
     """Search for the largest σ with misses(σ), by relative steps that grow; with `known`, only above `start`."""
     low = high = start
-    factor = 1 + (_TUNING.first_step if step is None else step)
+    factor = 1 + _TUNING.first_step
     if misses(start):
         while misses(high := low * factor):
             low, factor = high, factor * factor
@@ -228,6 +223,30 @@ def _last_miss(
     while high > low * (1 + tolerance):
         middle = math.sqrt(low) * math.sqrt(high)
         low, high = (middle, high) if misses(middle) else (low, middle)
+
+
+def _climbing(value: Callable[[float], float], start: float, target: float, tolerance: float) -> Iterator[float]:
+    """Larger and larger arguments at which a slow function that falls was seen to exceed the target.
+
+    It is nearly a straight line in logarithms, so few evaluations are needed.
+    """
+    tolerance = max(tolerance, _TUNING.refined_tolerance)
+    low, above = math.log(start), math.log(max(value(start), 1e-300) / target)
+    high, below, slope = math.inf, 0.0, _TUNING.refined_slope
+    for _ in range(_TUNING.refined_tries - 1 if above > 0 else 0):
+        step = above / slope if high == math.inf else (high - low) * above / (above - below)
+        place = low + max(min(step, 1.0) - 0.3 * tolerance, 0.5 * tolerance)
+        if place >= high or high - low < tolerance:
+            return
+        excess = math.log(max(value(math.exp(place)), 1e-300) / target)
+        if excess > 0:
+            yield math.exp(place)
+            slope = max((above - excess) / (place - low), 1.0)
+            low, above = place, excess
+            if high == math.inf and above / slope < 0.5 * tolerance:
+                return
+        else:
+            high, below = place, excess
 
 
 def _directions(direction: str) -> tuple[Direction, ...]:

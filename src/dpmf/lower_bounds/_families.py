@@ -2,7 +2,8 @@
 
 With S = G/σ², u ~ N(0, S), a_i = e^(u_i − S_ii/2), T = Σ a_i and γ = e^ε they are:
 * half-spaces {w·u > t}, and unions of them over windows of indices: every event is a test (`_half_spaces`);
-* events in terms of the sums over windows, made independent of each other (`_windows`);
+* events in terms of the sums over windows, made independent of each other (`_windows`), and planes that touch the
+  logarithm of their likelihood ratio (`_tangents`);
 * single jumps: (T − γb)_+ ≥ Σ_i (a_i − γb)_+, Gaussian mechanisms at ε + log b;
 * the uncorrelated pair: S ≥ diag S entrywise, so its δ is smaller (Gram domination), and `lattice` bounds it;
 * the same with a shared part, S ≥ τ + diag(S − τ): T is e^(w − τ/2), w ~ N(0, τ), times an independent sum.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +27,7 @@ from dpmf.accountants.protocol import Direction
 from dpmf.gram.sums import lower_sums
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.lower_bounds._half_spaces import LARGEST_EPSILON, HalfSpaces
+from dpmf.lower_bounds._tangents import tangent_delta
 from dpmf.lower_bounds._windows import Windows, best_of
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
@@ -49,6 +52,9 @@ class _Tuning:
       overlap_powers: the half-spaces of one window weight an index by e^(power × its share of the overlap).
       windows: numbers of windows that are made independent of each other.
       window_work: (windows)² × indices × indices, at most.
+      tangents: numbers of windows for which planes are tried.
+      strides: indices that are this far apart may become neighbours.
+      clearly: they do so if their covariance exceeds that of neighbours by this factor.
       shared_cells: cells of the shared factor.
       least_shared: a shared part below this share of the largest entry is not tried.
       dense_batches: the number of batches up to which the Gram matrix is formed.
@@ -61,8 +67,11 @@ class _Tuning:
     most_windows: int = 50
     pair_work: float = 1e6
     overlap_powers: tuple[float, ...] = (0.0, 3.0, 10.0)
-    windows: tuple[int, ...] = (4, 5, 8, 12, 17, 24, 34, 50)
+    windows: tuple[int, ...] = (5, 6, 8, 12, 17, 24, 34, 50)
     window_work: float = 1e8
+    tangents: tuple[int, ...] = (12, 24)
+    strides: int = 8
+    clearly: float = 1.2
     shared_cells: int = 24
     least_shared: float = 0.02
     dense_batches: int = 3000
@@ -142,6 +151,8 @@ class LowerBounds:
         diagonal = np.diagonal(gram)
         if not diagonal.any():
             return cls(diagonal, error, (), 0.0)
+        gram = _reordered(gram)
+        diagonal = np.diagonal(gram)
         b, row_sums = len(gram), gram.sum(axis=1)
         half_spaces = []
         for power in _TUNING.overlap_powers:
@@ -175,9 +186,8 @@ class LowerBounds:
         * With a shared factor X the payoff is convex in X: replacing X by its mean in each of a few cells lowers it.
         """
         quick = max(self._values(noise_multiplier, epsilon, direction))
-        if not self._windows:
-            return quick
-        return max(quick, best_of(self._windows, noise_multiplier, epsilon, direction)[1])
+        best = self._best(noise_multiplier, epsilon, direction)
+        return quick if best is None else max(quick, best[0], best[1](noise_multiplier, epsilon))
 
     def exceeds(self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction) -> bool:
         """Whether one of the quick bounds proves δ(ε) > `delta`."""
@@ -186,19 +196,36 @@ class LowerBounds:
 
     def refined(
         self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction
-    ) -> Callable[[float, float], bool] | None:
-        """Whether windows prove δ(ε) > `delta` at σ and ε near the given ones; None if they do not prove it there."""
+    ) -> Callable[[float, float], float] | None:
+        """The slower bound that is best at this σ and ε, for any σ and ε; None if it does not exceed `delta` there."""
+        best = self._best(noise_multiplier, epsilon, direction)
+        if best is None or not max(best[0], best[1](noise_multiplier, epsilon)) > delta:
+            return None
+        return best[1]
+
+    def _best(
+        self, noise_multiplier: float, epsilon: float, direction: Direction
+    ) -> tuple[float, Callable[[float, float], float]] | None:
+        """The slower bound that is best on coarse cells: its value there, and how to compute it on fine ones."""
         if not self._windows:
             return None
-        best, value = best_of(self._windows, noise_multiplier, epsilon, direction)
-        if not value > delta:
-            return None
+        windows, value = best_of(self._windows, noise_multiplier, epsilon, direction)
+        touched = None
+        for one in self._windows if direction == "remove" else ():
+            if len(one.shifts) in _TUNING.tangents:
+                budget.check()
+                found = tangent_delta(one, noise_multiplier, epsilon, fine=False)
+                if found > value:
+                    touched, value = one, found
 
-        def exceeds(sigma: float, epsilon: float) -> bool:
+        @lru_cache(maxsize=1)  # a search begins where this was asked for
+        def fine(sigma: float, epsilon: float) -> float:
             budget.check()
-            return best.delta(sigma, epsilon, direction) > delta
+            if touched is not None:
+                return tangent_delta(touched, sigma, epsilon)
+            return windows.delta(sigma, epsilon, direction, fine=True)
 
-        return exceeds
+        return value, fine
 
     def _values(self, sigma: float, epsilon: float, direction: Direction) -> Iterator[float]:
         """The quick bounds, the cheapest first."""
@@ -255,6 +282,23 @@ class LowerBounds:
             else:
                 total += mass * factor * gamma * law.option("put", b / (gamma * factor)).value / b
         return total * (1 - _SUM_ERROR)
+
+
+def _reordered(gram: Array) -> Array:
+    """The same pair with the indices in another order, if indices some distance apart overlap more than neighbours do.
+
+    Only the order in which windows are cut depends on it.
+    """
+    b = len(gram)
+    if b < 2 * _TUNING.strides:
+        return gram
+    strides = range(1, _TUNING.strides + 1)
+    overlap = [float(np.diagonal(gram, stride).sum()) for stride in strides]
+    best = int(np.argmax(overlap))
+    if not overlap[best] > _TUNING.clearly * overlap[0]:
+        return gram
+    order = np.argsort(np.arange(b) % strides[best], kind="stable")
+    return np.asarray(gram[np.ix_(order, order)])
 
 
 def _checked_gram(gram: object) -> Array:
