@@ -67,7 +67,7 @@ class _Tuning:
     most_windows: int = 50
     pair_work: float = 1e6
     overlap_powers: tuple[float, ...] = (0.0, 3.0, 10.0)
-    windows: tuple[int, ...] = (5, 6, 8, 12, 17, 24, 34, 50)
+    windows: tuple[int, ...] = (3, 4, 5, 6, 8, 12, 17, 24, 34, 50)
     window_work: float = 1e8
     tangents: tuple[int, ...] = (12, 24)
     strides: int = 8
