@@ -519,4 +519,4 @@ def test_where_it_is_hopeless_it_says_so_early():
         for direction in ("remove", "add"):
             rough = bound.rough_delta(sigma, 1.0, direction, 1e-5)
             assert (rough is not None) == hopeless
-            assert rough is None or rough.value == 1 and bound.delta(sigma, 1.0, direction, 1e-5).value > 1e-4
+            assert rough is None or (rough.value == 1 and bound.delta(sigma, 1.0, direction, 1e-5).value > 1e-4)
