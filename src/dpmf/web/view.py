@@ -23,7 +23,8 @@ from dpmf.web.request import Request
 from dpmf.workloads import damped, prefix
 
 # The order in which accountants are asked, so that numbers appear early.
-_CHEAP_FIRST = ("gaussian", "lattice", "renyi", "cascade")
+_AT_ONCE = ("gaussian", "lattice", "cascade", "moments")  # within a second
+_CHEAP_FIRST = (*_AT_ONCE, "renyi")
 _DEAR_LAST = ("conditional",)
 CURVE_POINTS = 9
 HEAT_MAP_CELLS = 128
@@ -139,16 +140,16 @@ def views(
         doing="Gram matrix",
     )
     yield view
-    if isinstance(mechanism.batching, Poisson):
-        view = _next(view, "certified lower bound")
-    else:
+    if not isinstance(mechanism.batching, Poisson):
         gram = mechanism.throw.gram
-        view = _next(view, "certified lower bound", gram=_pooled(gram), batches=len(gram))
-    yield view
-    # The lower bound comes first, because it is cheap and shows how far any accountant could get.
-    view = replace(view, lower=lower_noise_multiplier(mechanism, epsilon, delta, direction))
+        view = replace(view, gram=_pooled(gram), batches=len(gram))
     prepared: dict[str, PreparedAccountant] = {}
     for accountant in chosen:
+        # The lower bound shows how far any accountant could get, but takes seconds: what is there at once comes first.
+        if view.lower is None and accountant.name not in _AT_ONCE:
+            view = _next(view, "certified lower bound")
+            yield view
+            view = replace(view, lower=lower_noise_multiplier(mechanism, epsilon, delta, direction))
         view = _next(view, f"noise multiplier of {accountant.name}")
         yield view
         row = _calibrated(mechanism, accountant, prepared, request, time_budget)
@@ -156,6 +157,10 @@ def views(
             view = replace(view, rows=tuple(old for old in view.rows if old.accountant != row.accountant))
         else:
             view = _with_row(view, row)
+    if view.lower is None:
+        view = _next(view, "certified lower bound")
+        yield view
+        view = replace(view, lower=lower_noise_multiplier(mechanism, epsilon, delta, direction))
     sigma = request.noise_multiplier or (view.best.noise_multiplier if view.best else None)
     if sigma is None:
         yield replace(view, done=view.steps, doing="", complete=True)
