@@ -207,9 +207,9 @@ def page(data: Data) -> str:
         "One δ(ε) from scratch at one σ (remove), compiled, Gram matrix included; BSR(p = 4) with b = 100 where N "
         "grows, with four epochs where b grows, one epoch where p grows; against 1/δ one ε(δ), except for Monte Carlo, "
         'which then draws as many samples as δ takes. "best, calibration" is a calibration to ε = 4 from scratch, with '
-        "its noise multiplier over the certified lower bound; τ is the time of decay of (1 − e^(−1/τ)x)^(−½). The exponent is fitted to the upper half of the range on the log "
-        "scale, so that fixed costs count little. Where the range is below a decade and a half, cost grows too fast "
-        "for more.\n",
+        "its noise multiplier over the certified lower bound; τ is the time of decay of (1 − e^(−1/τ)x)^(−½). "
+        "The exponent is fitted to the upper half of the range on the log scale, so that fixed costs count little. "
+        "Where the range is below a decade and a half, cost grows too fast for more.\n",
         "![seconds against what grows](pictures/benchmarks-growth.png)\n",
         table(GROWTH_HEAD, [growth_row(r) for r in growth]),
         "",

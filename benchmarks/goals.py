@@ -29,15 +29,10 @@ DELTA = 1e-5
 IRREGULAR = "coefficients 1, .1, .6, .05, .4, .02, .3"
 
 
-def power_series(ratio: float, exponent: float, count: int) -> dpmf.strategies.Strategy:
-    """Coefficients of (1 − ratio·x)^(−exponent)."""
-    steps = np.arange(1, count)
-    return dpmf.strategies.coefficients(np.cumprod(np.append(1.0, ratio * (exponent + steps - 1) / steps)).tolist())
-
-
 def two_exponentials(count: int) -> dpmf.strategies.Strategy:
+    """The one of docs/tightness.md."""
     lags = np.arange(count)
-    return dpmf.strategies.coefficients((0.5 * np.exp(-lags / 5) + 0.5 * np.exp(-lags / 100)).tolist())
+    return dpmf.strategies.coefficients((0.9**lags + 0.99**lags) / 2)
 
 
 STRATEGIES: dict[str, Callable[[int], dpmf.strategies.Strategy]] = {
@@ -45,8 +40,8 @@ STRATEGIES: dict[str, Callable[[int], dpmf.strategies.Strategy]] = {
     "BSR(8)": lambda n: dpmf.strategies.bsr(8),
     "BSR(64)": lambda n: dpmf.strategies.bsr(64),
     "BISR(16)": lambda n: dpmf.strategies.bisr(16),
-    "(1 − 0.968x)^(−0.4)": lambda n: power_series(0.968, 0.4, n),
-    "(1 − 0.99x)^(−0.5)": lambda n: power_series(0.99, 0.5, n),
+    "(1 − 0.968x)^(−0.4)": lambda n: dpmf.strategies.power(0.4, 0.968),
+    "(1 − 0.99x)^(−0.5)": lambda n: dpmf.strategies.power(0.5, 0.99),
     IRREGULAR: lambda n: dpmf.strategies.coefficients([1, 0.1, 0.6, 0.05, 0.4, 0.02, 0.3]),
     "eight equal coefficients": lambda n: dpmf.strategies.coefficients([1.0] * 8),
     "two exponentials": two_exponentials,
@@ -99,7 +94,7 @@ def _ask(goal: Goal) -> dict[str, float]:
     elif goal.what == "loss distribution":
         from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent, loss_distribution
 
-        loss_distribution(BallsInBinsMatrixDpEvent(mechanism, sigma))
+        loss_distribution(BallsInBinsMatrixDpEvent(mechanism.strategy, goal.epochs, goal.batches, sigma))
     else:
         _first_view(mechanism, goal)
     return {"clock": time.perf_counter() - began, "processor": time.process_time() - worked}

@@ -22,13 +22,12 @@ from rich.table import Table
 
 import dpmf
 from benchmarks import _page
-from benchmarks.goals import power_series
-from dpmf.accountants import Accountant, Best, Cascade, Chain, Conditional, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Accountant, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, Renyi
 from dpmf.accountants.monte_carlo.limits import minimum_samples
 
 EPSILON = 1.0
 ITERATIONS = (200, 800, 3200, 12_800, 51_200)
-BATCHES = (16, 50, 100, 200, 400, 800, 1600)
+BATCHES = (10, 30, 100, 200, 400, 1000, 1600)
 BANDWIDTHS = (2, 4, 8, 16, 32, 64)
 WIDE = (2, 6, 20, 64, 200)  # bandwidths and times of decay of calibrations
 CALIBRATED = 4.0  # their ε
@@ -101,6 +100,7 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
     few = MonteCarlo(samples=20_000)
     everybody: list[tuple[str, s.Strategy, Accountant]] = [
         ("chain", bsr, Chain()),
+        ("moments", bsr, Moments()),
         ("cascade", bsr, Cascade()),
         ("lattice (DP-SGD)", dpsgd, Lattice()),
         ("renyi, p = 4, α ≤ 8", bsr, renyi(4, 8)),
@@ -111,7 +111,8 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
     for name, strategy, accountant in everybody:
         found[name, "N"] = [(n, Job(strategy, n // 100, 100, accountant)) for n in ITERATIONS]
     for name, strategy, accountant in everybody:
-        found[name, "b"] = [(b, Job(strategy, 4, b, accountant)) for b in BATCHES]
+        jobs = [(b, Job(strategy, 4, b, accountant)) for b in BATCHES]
+        found[name, "b"] = [(b, job) for b, job in jobs if accountant.suits(job.mechanism()) is not None]
     for name, strategy, accountant in everybody:
         if strategy is bsr and not isinstance(accountant, Renyi):
             found[name, "p"] = [(p, Job(s.bsr(p), 1, 100, accountant)) for p in BANDWIDTHS]
@@ -141,7 +142,7 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
     found[name, "b"] = [(b, job(bsr, 4, b)) for b in (16, 50, 160, 500, 1600)]
     found[name, "k"] = [(k, job(bsr, k)) for k in (1, 3, 10, 30, 100)]
     found[name, "p"] = [(p, job(s.bsr(p), 2, 200)) for p in WIDE]
-    found[name, "τ"] = [(tau, job(power_series(math.exp(-1 / tau), 0.5, 400))) for tau in WIDE]
+    found[name, "τ"] = [(tau, job(s.power(0.5, math.exp(-1 / tau)))) for tau in WIDE]
     found[name, "1/δ"] = [(1 / d, job(bsr, delta=d)) for d in DELTAS]
     return found
 
