@@ -57,7 +57,7 @@ unit: $(VENV)/.full
 
 # docs/benchmarks.md. The other tables: .venv/bin/python -m benchmarks --help
 benchmark: $(VENV)/.full
-	$(BIN)/python -m benchmarks beside growth batchings
+	$(BIN)/python -m benchmarks beside growth batchings goals
 
 # random-allocation wants an older numpy: an environment of its own, which computes its cells into the same database.
 # Without it everything else is computed all the same, and the page says what is missing.

@@ -1,8 +1,9 @@
-"""How the cost of each accountant grows with N, b, p, α and 1/δ: exponents fitted to seconds of one core.
+"""How the cost of each accountant grows with N, b, k, p, τ, α and 1/δ: exponents fitted to seconds of one core.
 
     python -m benchmarks growth
 
-One δ(ε) from scratch at one σ (remove), compiled, Gram matrix included; against 1/δ, one ε(δ). Ranges span a decade and
+One δ(ε) from scratch at one σ (remove), compiled, Gram matrix included; against 1/δ, one ε(δ). Whole calibrations by
+`best` are timed too, and set beside the certified lower bound on the noise multiplier. Ranges span a decade and
 a half or more; where the cost grows too fast for that, as far as it goes in seconds. The exponent is the least-squares
 slope of log seconds over log x in the upper half of the range (on the log scale), so that fixed costs count little; for
 Rényi in p, where growth is exponential, the factor for each further band is given instead.
@@ -10,6 +11,7 @@ Rényi in p, where growth is exponential, the factor for each further band is gi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +22,15 @@ from rich.table import Table
 
 import dpmf
 from benchmarks import _page
-from dpmf.accountants import Accountant, Cascade, Chain, Conditional, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Accountant, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, Renyi
 from dpmf.accountants.monte_carlo.limits import minimum_samples
 
 EPSILON = 1.0
 ITERATIONS = (200, 800, 3200, 12_800, 51_200)
-BATCHES = (25, 50, 100, 200, 400, 800, 1600)
+BATCHES = (10, 30, 100, 200, 400, 1000, 1600)
 BANDWIDTHS = (2, 4, 8, 16, 32, 64)
+WIDE = (2, 6, 20, 64, 200)  # bandwidths and times of decay of calibrations
+CALIBRATED = 4.0  # their ε
 DELTAS = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)
 
 
@@ -40,6 +44,7 @@ class Job:
     accountant: Accountant
     delta: float | None = None  # ε at this δ instead of δ at ε
     orders: int | None = None  # all divergences up to this order instead
+    calibrated: bool = False  # a calibration to δ, 10⁻⁵ by default, and a lower bound instead
 
     def mechanism(self) -> dpmf.Mechanism:
         return dpmf.Mechanism(self.strategy, dpmf.BallsInBins(self.epochs, self.batches))
@@ -48,7 +53,11 @@ class Job:
         """Seconds for one evaluation."""
         mechanism = self.mechanism()
         began = time.process_time()
-        if self.orders is not None:
+        if self.calibrated:
+            dpmf.calibrate(
+                mechanism, target_epsilon=CALIBRATED, target_delta=self.delta or 1e-5, accountant=self.accountant
+            )
+        elif self.orders is not None:
             assert isinstance(self.accountant, Renyi)
             self.accountant.divergences(mechanism, sigma, self.orders)
         elif self.delta is not None:
@@ -56,6 +65,14 @@ class Job:
         else:
             self.accountant.prepare(mechanism).delta(sigma, EPSILON, "remove")
         return max(time.process_time() - began, 1e-7)
+
+    def ratio(self) -> float:
+        """The noise multiplier of a calibration over the certified lower bound."""
+        found = dpmf.calibrate(
+            self.mechanism(), target_epsilon=CALIBRATED, target_delta=self.delta or 1e-5, accountant=self.accountant,
+            with_lower=True,
+        )  # fmt: skip
+        return found.noise_multiplier / (found.lower or math.nan)
 
     def seconds(self) -> float:
         """The best of a few runs where it is quick, of one otherwise; σ is such that δ is neither 0 nor 1.
@@ -83,6 +100,7 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
     few = MonteCarlo(samples=20_000)
     everybody: list[tuple[str, s.Strategy, Accountant]] = [
         ("chain", bsr, Chain()),
+        ("moments", bsr, Moments()),
         ("cascade", bsr, Cascade()),
         ("lattice (DP-SGD)", dpsgd, Lattice()),
         ("renyi, p = 4, α ≤ 8", bsr, renyi(4, 8)),
@@ -93,7 +111,8 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
     for name, strategy, accountant in everybody:
         found[name, "N"] = [(n, Job(strategy, n // 100, 100, accountant)) for n in ITERATIONS]
     for name, strategy, accountant in everybody:
-        found[name, "b"] = [(b, Job(strategy, 4, b, accountant)) for b in BATCHES]
+        jobs = [(b, Job(strategy, 4, b, accountant)) for b in BATCHES]
+        found[name, "b"] = [(b, job) for b, job in jobs if accountant.suits(job.mechanism()) is not None]
     for name, strategy, accountant in everybody:
         if strategy is bsr and not isinstance(accountant, Renyi):
             found[name, "p"] = [(p, Job(s.bsr(p), 1, 100, accountant)) for p in BANDWIDTHS]
@@ -115,6 +134,16 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
         (1 / d, Job(bsr, 1, 100, MonteCarlo(samples=minimum_samples(d, 0.01), importance=False)))
         for d in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
     ]
+    name, best = "best, calibration", Best()
+
+    def job(strategy: s.Strategy, epochs: int = 4, batches: int = 100, delta: float | None = None) -> Job:
+        return Job(strategy, epochs, batches, best, delta, calibrated=True)
+
+    found[name, "b"] = [(b, job(bsr, 4, b)) for b in (16, 50, 160, 500, 1600)]
+    found[name, "k"] = [(k, job(bsr, k)) for k in (1, 3, 10, 30, 100)]
+    found[name, "p"] = [(p, job(s.bsr(p), 2, 200)) for p in WIDE]
+    found[name, "τ"] = [(tau, job(s.power(0.5, math.exp(-1 / tau)))) for tau in WIDE]
+    found[name, "1/δ"] = [(1 / d, job(bsr, delta=d)) for d in DELTAS]
     return found
 
 
@@ -123,7 +152,7 @@ def _warm(job: Job) -> None:
     accountant = MonteCarlo(samples=100) if isinstance(job.accountant, MonteCarlo) else job.accountant
     strategy = job.strategy if job.strategy == dpmf.strategies.dpsgd() else dpmf.strategies.bsr(2)
     for epochs in (1, 2):
-        Job(strategy, epochs, 10, accountant, job.delta).once(3.0)
+        Job(strategy, epochs, 10, accountant, job.delta, calibrated=job.calibrated).once(3.0)
 
 
 def measure(progress: Callable[[str], None] = print) -> list[dict[str, Any]]:
@@ -133,6 +162,8 @@ def measure(progress: Callable[[str], None] = print) -> list[dict[str, Any]]:
         points = [(float(x), job.seconds()) for x, job in sweep]
         xs, took = ([point[i] for point in points] for i in (0, 1))
         rows.append({"accountant": name, "grows": grows, "x": xs, "seconds": took})
+        if sweep[0][1].calibrated:
+            rows[-1]["ratio"] = [job.ratio() for _, job in sweep]
         progress(f"{name}, {grows}: {' '.join(f'{s:.3g}' for s in took)}, exponent {_page.fitted(points)[0]:.2f}")
     return rows
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import dpmf
 from dpmf import BallsInBins, CalibrationError, Mechanism, strategies
-from dpmf.accountants import Auto, Best, Cascade, Chain, Conditional, Lattice, MonteCarlo, Renyi
+from dpmf.accountants import Auto, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, Renyi
 from soundness.truth import gaussian_delta
 
 PAGE = Path(__file__).parent.parent / "docs" / "extremes.md"
@@ -224,6 +224,10 @@ ROWS: list[Row] = [
     Row("discretisation_loss", "10⁶, `chain`", "treated as 1: a loose bound",
         lambda: _delta(accountant=Chain(discretisation_loss=1e6)),
         lambda found: _delta(accountant=Chain()) * (1 - 1e-9) <= found <= 1),
+    Row("spacing", "0", REFUSED, lambda: Moments(spacing=0.0), "spacing must be positive"),
+    Row("spacing", "10⁶", "treated as 1: a loose bound",
+        lambda: _delta(accountant=Moments(spacing=1e6)),
+        lambda found: _delta(accountant=Moments()) * (1 - 1e-6) <= found <= 1),
     Row("max_points", "63", REFUSED, lambda: Lattice(max_points=63), "max_points must be at least 64"),
     Row("max_points", "2²³", REFUSED, lambda: Lattice(max_points=2**23), "max_points must be at most"),
     Row("tolerance", "0", REFUSED, lambda: Auto(tolerance=0.0), "tolerance must be positive"),

@@ -43,7 +43,7 @@ def test_exponents_are_those_of_the_upper_half() -> None:
 def test_sweeps_are_wide() -> None:
     """A decade and a half, except for Rényi in the bandwidth, which is exponential."""
     found = growth.sweeps()
-    assert {grows for _, grows in found} == {"N", "b", "p", "α", "1/δ"}
+    assert {grows for _, grows in found} == {"N", "b", "k", "p", "τ", "α", "1/δ"}
     for (name, grows), sweep in found.items():
         xs = [x for x, _ in sweep]
         assert xs == sorted(xs)

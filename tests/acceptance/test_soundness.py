@@ -14,7 +14,19 @@ from random_mechanisms import DIRECTIONS, log_uniform, mechanisms, random_settin
 
 import dpmf
 from dpmf import lower_bounds
-from dpmf.accountants import ACCOUNTANTS, Accountant, Auto, Best, Cascade, Chain, Conditional, Gaussian, Lattice, Renyi
+from dpmf.accountants import (
+    ACCOUNTANTS,
+    Accountant,
+    Auto,
+    Best,
+    Cascade,
+    Chain,
+    Conditional,
+    Gaussian,
+    Lattice,
+    Moments,
+    Renyi,
+)
 from dpmf.lower_bounds import lower_delta
 from dpmf.mechanism import Mechanism
 
@@ -25,6 +37,7 @@ DETERMINISTIC: list[Accountant] = [
     Auto(tolerance=0.5),
     Cascade(),
     Chain(),
+    Moments(),
     Conditional(),
     Conditional(family="am-gm"),
     Conditional(option=2, optimise_bad_event=True),
