@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpmf.accountants.lattice import Lattice as Lattice
     from dpmf.accountants.moments import Moments as Moments
     from dpmf.accountants.monte_carlo import MonteCarlo as MonteCarlo
+    from dpmf.accountants.own_bin import OwnBin as OwnBin
     from dpmf.accountants.protocol import Accountant as Accountant
     from dpmf.accountants.registry import ACCOUNTANTS as ACCOUNTANTS
     from dpmf.accountants.registry import resolve as resolve
@@ -40,6 +41,7 @@ _HOME = {
     "Lattice": "lattice",
     "Moments": "moments",
     "MonteCarlo": "monte_carlo",
+    "OwnBin": "own_bin",
     "PLDAccounting": "baselines",
     "RandomAllocation": "baselines",
     "Renyi": "renyi",

@@ -17,6 +17,7 @@ from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.moments import Moments
 from dpmf.accountants.monte_carlo import MonteCarlo
+from dpmf.accountants.own_bin import OwnBin
 from dpmf.accountants.protocol import Accountant, Role, suited
 from dpmf.accountants.renyi import Renyi
 from dpmf.batching import Poisson
@@ -29,6 +30,7 @@ ACCOUNTANTS: dict[str, type[Accountant]] = {
         Best,
         Auto,
         Chain,
+        OwnBin,
         Moments,
         Cascade,
         Lattice,

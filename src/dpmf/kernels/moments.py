@@ -5,11 +5,61 @@ from __future__ import annotations
 import math
 
 import numba as nb
+import numpy as np
 
 _ROUNDING = 1e-13  # a bound on the relative rounding error of a coefficient, or of a term of an expectation
 _GRID = 14  # values of a distance that are tried before the best is refined
 _REFINEMENTS = 24  # halvings of the step
 _NONE = math.inf
+
+
+@nb.njit(cache=True, nogil=True)
+def graph_sums(f, pairs, weights):  # type: ignore[no-untyped-def]
+    """Sums of products of f over graphs of two, three and four vertices, without the complete graph of four.
+
+    `pairs` is f·diag(weights)·f. Rows are summed up by themselves first.
+    """
+    b = len(weights)
+    near, corners = np.empty(b), np.empty(b)
+    cycle = diamond = 0.0
+    for i in range(b):
+        here = corner = squares = chords = 0.0
+        for j in range(b):
+            weighted = weights[j] * pairs[i, j]
+            here += weights[j] * f[i, j]
+            corner += weighted * f[i, j]  # triangles by their corner
+            squares += weighted * pairs[i, j]
+            chords += weighted * pairs[i, j] * f[i, j]
+        near[i], corners[i] = here, weights[i] * corner
+        cycle += weights[i] * squares
+        diamond += weights[i] * chords
+    edge = path = star = forks = triangles = tails = 0.0
+    for i in range(b):
+        beside = 0.0
+        for j in range(b):
+            beside += f[i, j] * weights[j] * near[j]
+        loaded = weights[i] * near[i]
+        edge += loaded
+        path += loaded * beside
+        star += loaded * near[i] * near[i]
+        forks += loaded * near[i]
+        triangles += corners[i]
+        tails += corners[i] * near[i]
+    # How many ways there are to label the vertices of each graph.
+    four = 3 * edge**2 + 12 * path + 4 * star + 3 * cycle + 12 * tails + 6 * diamond
+    return edge, 3 * forks + triangles, four
+
+
+@nb.njit(cache=True, nogil=True)
+def diamond_sum(f, pairs, weights):  # type: ignore[no-untyped-def]
+    """The sum over all a, c of the weights times f times the square of `pairs`."""
+    total = 0.0
+    for i in range(len(weights)):
+        row = 0.0
+        for j in range(len(weights)):
+            row += weights[j] * f[i, j] * pairs[i, j] * pairs[i, j]
+        total += weights[i] * row
+    return total
 
 
 @nb.njit(cache=True, nogil=True)

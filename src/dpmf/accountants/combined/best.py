@@ -13,6 +13,7 @@ from dpmf.accountants.conditional import Conditional
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.moments import Moments
+from dpmf.accountants.own_bin import OwnBin
 from dpmf.accountants.protocol import Accountant, PreparedAccountant, Role, suited
 from dpmf.accountants.renyi import Renyi
 from dpmf.mechanism import Mechanism
@@ -59,6 +60,7 @@ def members(mechanism: Mechanism, renyi: Renyi) -> list[Accountant]:
     lattice = suited([Lattice()], mechanism)
     if lattice:
         return lattice  # it is within a fraction of a percent of the truth: nothing else can win by more
-    # The first two are cheap and rarely far off: moments are the tightest at small ε, the cascade serves all others,
-    # in the remove direction. The chain starts from what they found, and the rest only have to try and beat those.
-    return suited([Cascade(), Moments(), Chain(), Gaussian(), renyi, Conditional()], mechanism)
+    # The first three are cheap: moments are the tightest at small ε and in the add direction, own-bin in the other one,
+    # and the cascade serves any number of batches. The chain starts from what they found, and the rest only have to try
+    # and beat those.
+    return suited([Cascade(), Moments(), OwnBin(), Chain(), Gaussian(), renyi, Conditional()], mechanism)

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpmf import validation
 from dpmf.accountants.chain._spreads import Option
-from dpmf.accountants.moments._given_mean import GivenMean, Shape
+from dpmf.accountants.moments._given_mean import GivenMean, Shape, scaled
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant, Proof
 from dpmf.kernels.moments import option_above, polynomial_above
 from dpmf.loss.gaussian import gaussian_delta
@@ -166,7 +166,7 @@ class _PreparedMoments(PreparedAccountant):
         plain, enough = self._plain(noise_multiplier, epsilon)
         if enough:
             return None
-        aimed, given = min(_TUNING.usual_delta, plain), GivenMean(self._scaled(noise_multiplier), sharp=True)
+        aimed, given = min(_TUNING.usual_delta, plain), GivenMean(scaled(self.mechanism, self._gram, noise_multiplier), sharp=True)
         found = self._found(given, self._spacing, epsilon, direction, aimed)
         while found.value < aimed / 10 and aimed > _TUNING.least_certified:  # nodes were too few for so small a value
             aimed = found.value
@@ -249,18 +249,9 @@ class _PreparedMoments(PreparedAccountant):
     def _gram(self) -> Array:
         return self.mechanism.gram_upper()
 
-    def _scaled(self, noise_multiplier: float) -> Array:
-        """G'/σ², positive semidefinite and at least G/σ² in every entry."""
-        # Entries are raised by less than `error`, so that what they were raised by has eigenvalues above
-        # −error·(largest sum of a row).
-        error = 2.1 * self.mechanism.gram_error + 32 * UNIT
-        s = self._gram / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
-        s[np.diag_indices(self._b)] += error * float(s.sum(axis=1).max())
-        return s
-
     def _given_mean(self, noise_multiplier: float) -> GivenMean:
         if noise_multiplier not in self._given:
-            self._given[noise_multiplier] = GivenMean(self._scaled(noise_multiplier))
+            self._given[noise_multiplier] = GivenMean(scaled(self.mechanism, self._gram, noise_multiplier))
             if len(self._given) > _TUNING.kept:
                 self._given.popitem(last=False)
         return self._given[noise_multiplier]

@@ -15,7 +15,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf import budget
+from dpmf.kernels.moments import diamond_sum, graph_sums
+from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
+
+
+def scaled(mechanism: Mechanism, gram: Array, noise_multiplier: float) -> Array:
+    """G'/σ², positive semidefinite and at least G/σ² in every entry, for the upper Gram matrix of a mechanism.
+
+    **Formal guarantees.** Entries of `gram` are above those of G by less than `error`, relatively, so that what they
+    were raised by has eigenvalues above −error·(largest sum of a row). The diagonal is raised by that much.
+    """
+    error = 2.1 * mechanism.gram_error + 32 * UNIT
+    s = gram / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)
+    s[np.diag_indices(len(s))] += error * float(s.sum(axis=1).max())
+    return s
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class _Graphs:
+class Graphs:
     """Sums over graphs of two, three and four vertices, without the complete graph of four, for given weights."""
 
     two: float
@@ -55,21 +69,9 @@ class _Graphs:
     four: float
 
     @classmethod
-    def of(cls, f: Array, weights: Array) -> _Graphs:
-        near = f @ weights
-        pairs = (f * weights) @ f  # Σ_k w_k·f_ik·f_kj
-        both = np.outer(weights, weights)
-        edge = float(weights @ near)
-        corners = (f * pairs * both).sum(axis=1)  # triangles by their corner
-        loaded = weights * near
-        path = float(loaded @ (f @ loaded))
-        star = float((loaded * near * near).sum())
-        square = both * pairs * pairs
-        cycle, diamond = float(square.sum()), float((square * f).sum())
-        three = 3 * float((loaded * near).sum()) + float(corners.sum())
-        # How many ways there are to label the vertices of each graph.
-        four = 3 * edge**2 + 12 * path + 4 * star + 3 * cycle + 12 * float(corners @ near) + 6 * diamond
-        return cls(edge, three, four)
+    def of(cls, f: Array, weights: Array, pairs: Array | None = None) -> Graphs:
+        """The sums; `pairs` is f·diag(weights)·f, where it is known."""
+        return cls(*graph_sums(f, (f * weights) @ f if pairs is None else pairs, weights))
 
 
 class GivenMean:
@@ -79,7 +81,7 @@ class GivenMean:
     C = S − λλᵀ is the covariance of what is left of u given the mean of the u_i, and C·1 = 0. Products of ξ have
     E Π ξ = exp(Σ C over pairs); expanding Π(ξ − 1) leaves the graphs in which every vertex has an edge. Sums run over
     all tuples of indices, equal ones included. The complete graph of four vertices is bounded from above
-    (`_complete`), the others are computed; their errors (of f, and of summation) are at most `_relative` times the
+    (`complete_graph`), the others are computed; their errors (of f, and of summation) are at most `_relative` times the
     same sums with |f| + `step` for f, because these are polynomials with non-negative coefficients, hence convex, in
     what is added to |f|. The inequality of arithmetic and geometric means gives A ≥ exp(√v·z − tr S/(2b)).
     """
@@ -102,9 +104,9 @@ class GivenMean:
         size = np.abs(self._f)
         step = max(math.sqrt(float((size * size).mean())), error)
         self._relative = error / step * 1.01 + (8 * b + 128) * UNIT
-        self._sizes = _Graphs.of(size + step, weights)
+        self._sizes = Graphs.of(size + step, weights)
         self._largest_f = size + error if sharp else None
-        self._complete = _complete(size + error, weights)
+        self._complete = complete_graph(size + error, weights)
         self._found: dict[float, Shape] = {}
 
     def _weights(self, z: float) -> tuple[Array, Array]:
@@ -134,14 +136,14 @@ class GivenMean:
         b = self._b
         weights, terms = self._weights(z)
         ratio = float((weights / self._start).max()) * (1 + 1e-9)
-        graphs = _Graphs.of(self._f, weights)
+        graphs = Graphs.of(self._f, weights)
         two, three, four = (
             self._relative * size * ratio**n
             for n, size in zip((2, 3, 4), (self._sizes.two, self._sizes.three, self._sizes.four), strict=True)
         )
         complete = self._complete * ratio**4 * (1 + 1e-9)
         if self._largest_f is not None:
-            complete = min(complete, _complete(self._largest_f, weights))
+            complete = min(complete, complete_graph(self._largest_f, weights))
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
         mean, error = float(terms.sum()) / b, self._error(z)
@@ -157,16 +159,24 @@ class GivenMean:
         )
 
 
-def _complete(size: Array, weights: Array) -> float:
+def complete_graph(size: Array, weights: Array, shared: Array | None = None, enough: float = 0.0) -> float:
     """A bound on the sum over the complete graph of four vertices, with `size` at least |f|.
 
     **Formal guarantees.** For fixed vertices a and c the other two, k and l, add up to gᵀ|f|g with
     g_k = w_k·|f_ak·f_kc|. On one hand |f_kl| ≤ max|f|. On the other, gᵀ|f|g ≤ ρ·Σ g_k²/w_k, where ρ is the spectral
     radius of √W|f|√W, which is at most the largest entry of |f|w. The smaller of the two bounds is taken.
+
+    Args:
+      size: bounds on |f|.
+      weights: those of the terms.
+      shared: size·diag(weights)·size, where it is known.
+      enough: the second bound is not asked where the first is at most this.
     """
-    both = np.outer(weights, weights) * size
-    shared = (size * weights) @ size
-    plain = float(size.max()) * float((both * shared * shared).sum())
-    squares = size * size
-    by_radius = float((size @ weights).max()) * float((both * ((squares * weights) @ squares)).sum())
-    return min(plain, by_radius) * (1 + 1e-9)
+    if shared is None:
+        shared = (size * weights) @ size
+    plain = float(size.max()) * diamond_sum(size, shared, weights)
+    if plain > enough:
+        squares = size * size
+        sums = (size * ((squares * weights) @ squares)) @ weights
+        plain = min(plain, float((size @ weights).max()) * float(weights @ sums))
+    return plain * (1 + 1e-9)

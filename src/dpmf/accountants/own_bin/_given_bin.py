@@ -1,0 +1,174 @@
+"""Moments of A given what is seen around the record's own bin (docs/theory/own_bin.md).
+
+Let u ~ N(0, S), a_j = e^(u_j − S_jj/2), A the mean of the a_j. All bins share one normal variable: S = v + C with a
+number v > 0. For the bin i, u_j = √v·z + l_j·τ + w_j with independent standard normal z and τ, where τ is a weighted
+sum of what is seen around i. Weighted with a_i, which is the law if the record is in bin i, and given τ,
+A = e^(√v·z + v/2)·Σ α_j·ξ_j with α_j = e^(l_j·τ − l_j²/2 + D_ij)/b and ξ_j = e^(w_j − D_jj/2), D the covariance of w.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmf import budget
+from dpmf.accountants.moments._given_mean import Graphs, Shape, complete_graph
+from dpmf.numerics import UNIT, Array
+
+_RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
+_LEAST_SHARED = 1e-7  # the least v, relative to the largest entry, that is worth while
+_NEGLIGIBLE = 0.03  # the part of a fourth moment that is not worth another product of matrices
+_SHRUNK = (1.0, 0.9, 0.5, 0.1)  # parts of the largest v that are tried in turn
+
+
+def circulant_above(gram: Array) -> Array:
+    """The least circulant matrix that is at least `gram` in every entry, positive semidefinite.
+
+    **Formal guarantees.** Every entry is the largest one of `gram` at the same distance on the ring. Where the result
+    has a negative eigenvalue, the diagonal is raised by it, with room for the errors of the transform.
+    """
+    b = len(gram)
+    lags = np.array([np.diagonal(gram, d).max() for d in range(b)])
+    lags[1:] = np.maximum(lags[1:], lags[:0:-1])
+    lags[0] += max(-float(np.fft.fft(lags).real.min()), 0.0) + 1e-13 * b * float(lags.max())
+    places = np.arange(b)
+    found: Array = lags[(places[:, None] - places) % b]
+    return found
+
+
+@dataclass(frozen=True)
+class Shared:
+    """S with its diagonal raised, split into what all bins share and the rest.
+
+    Attributes:
+      s: the matrix, at least the one given in every entry.
+      variance: v, such that S − v is positive semidefinite.
+    """
+
+    s: Array
+    variance: float
+
+    @classmethod
+    def of(cls, s: Array, circulant: bool = False) -> Shared | None:
+        """The split with about the largest v; None where there is none worth while.
+
+        **Formal guarantees.** If Cholesky's algorithm does not break down for a matrix M of size b, its least
+        eigenvalue is at least −2(b + 1)·u·tr M (Rump 2006). It is run for S − v with half of what the diagonal is
+        raised by, and the other half covers that.
+        """
+        b = len(s)
+        budget.claim(8.0 * 12 * b * b)
+        raised = _RAISED * float(s.max())
+        if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 4:
+            return None
+        half, whole = s.copy(), s.copy()
+        half[np.diag_indices(b)] += raised / 2
+        whole[np.diag_indices(b)] += raised
+        try:
+            total = b / float(half[0].sum()) if circulant else float(np.linalg.solve(half, np.ones(b)).sum())
+        except np.linalg.LinAlgError:
+            return None
+        if not 0 < total < math.inf:
+            return None
+        for shrunk in _SHRUNK:
+            variance = shrunk * (1 - 1e-6) / total
+            if variance < _LEAST_SHARED * float(s.max()):
+                return None
+            try:
+                np.linalg.cholesky(half - variance)
+            except np.linalg.LinAlgError:
+                continue
+            return cls(whole, variance)
+        return None
+
+
+class GivenBin:
+    """Moments of A given τ, for a record in one bin.
+
+    **Formal guarantees.** With h ≥ 0 and C = S − v, l = Ch/√(hᵀCh) makes D = C − llᵀ positive semidefinite. The l used
+    here are rounded; what that does to D is less than what the diagonal of S was raised by. Where it is not, or l_i is
+    not positive, all l_j are 0 and nothing is said by τ.
+    Given τ, moments are sums over graphs as in `GivenMean`, with D for C, and with errors that are found in the same
+    way.
+
+    Attributes:
+      own: l_i, the load of the bin itself.
+      largest: the largest |l_j|.
+      bend: η ≥ 0, such that a_i·(1 − K/A)_+ has a second derivative in τ of at least −η·a_i·[A ≥ K].
+    """
+
+    def __init__(self, shared: Shared, bin_index: int) -> None:
+        s, b = shared.s, len(shared.s)
+        budget.claim(8.0 * 8 * b * b)
+        rest = s - shared.variance
+        toward = np.expm1(np.minimum(s[bin_index], 50.0))
+        product = rest @ toward
+        size = np.abs(rest) @ toward
+        square = float(toward @ product)
+        raised = _RAISED * float(s.max()) / (1 + _RAISED)
+        self.loads: Array = np.zeros(b)
+        if square > 1e-6 * float(toward @ size):
+            root = math.sqrt(square)
+            loads = product / root
+            off = float(size.max()) + float(toward @ size) / square * float(np.abs(product).max())
+            perturbed = 2.2 * float(np.linalg.norm(loads)) * math.sqrt(b) * (b + 8) * UNIT * off / root
+            if loads[bin_index] > 0 and perturbed < raised / 4:
+                self.loads = loads
+        self.own = float(self.loads[bin_index])
+        self.largest = float(np.abs(self.loads).max()) * (1 + 1e-12)
+        self._b = b
+        rest -= np.outer(self.loads, self.loads)
+        self._tilt = rest[bin_index].copy()
+        self._f = np.expm1(rest)
+        self._sizes = np.abs(self._f)
+        self._positive = bool((self._f >= 0).all())
+        largest = float(self._sizes.max())
+        error = 6 * UNIT * (float(s.max()) + shared.variance + self.largest**2)
+        self._error = (1 + largest) * error + 4 * UNIT * largest
+        self._step = max(math.sqrt(float((self._sizes * self._sizes).mean())), self._error)
+        low, high = min(float(self.loads.min()), 0.0), float(self.loads.max())
+        # For a mean m of the loads the second derivative is at least m·(2·l_i − m) times a_i·K/A.
+        self.bend = max(-low * (2 * self.own - low), high * (high - 2 * self.own), 0.0) * (1 + 1e-9)
+
+    def at(self, tau: float) -> Shape:
+        """What is known of Σ α_j·ξ_j given τ."""
+        return self._of(self._terms(tau), abs(tau))
+
+    def between(self, low: float, high: float) -> Shape:
+        """The same for a sum that is at least Σ α_j·ξ_j for all τ between two numbers: each α_j is the larger one."""
+        return self._of(np.maximum(self._terms(low), self._terms(high)), max(abs(low), abs(high)))
+
+    def _terms(self, tau: float) -> Array:
+        found: Array = np.exp(np.minimum(self.loads * tau - self.loads**2 / 2 + self._tilt, 600.0))
+        return found
+
+    def _of(self, terms: Array, size: float) -> Shape:
+        budget.check()
+        b, f, sizes = self._b, self._f, self._sizes
+        weights = terms / terms.sum()
+        pairs = (f * weights) @ f
+        absolute = pairs if self._positive else (sizes * weights) @ sizes
+        near = sizes @ weights
+        both = near[:, None] + near
+        graphs = Graphs.of(f, weights, pairs)
+        # (|f| + s)·W·(|f| + s) for a number s, as the weights sum up to 1; errors are those of `GivenMean`.
+        step, error = self._step, self._error
+        larger = Graphs.of(sizes + step, weights, absolute + step * (both + step))
+        relative = error / step * 1.01 + (10 * b + 128) * UNIT
+        two, three, four = relative * larger.two, relative * larger.three, relative * larger.four
+        shared = (absolute + error * (both + error)) * (1 + (2 * b + 8) * UNIT)
+        complete = complete_graph(sizes + error, weights, shared, _NEGLIGIBLE * graphs.four)
+        variance = graphs.two + two
+        deviation = math.sqrt(max(variance, 1e-300))
+        exponent = self.largest * (size + self.largest) + float(np.abs(self._tilt).max())
+        return Shape(
+            mean=float(terms.sum()) / b,
+            deviation=deviation,
+            lowest=-1 / deviation,
+            skewness=graphs.three / deviation**3,
+            kurtosis=(graphs.four + four + complete) / deviation**4,
+            errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
+            error=(2 * b + 64) * UNIT * (1 + exponent),
+        )
