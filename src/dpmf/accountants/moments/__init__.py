@@ -166,7 +166,8 @@ class _PreparedMoments(PreparedAccountant):
         plain, enough = self._plain(noise_multiplier, epsilon)
         if enough:
             return None
-        aimed, given = min(_TUNING.usual_delta, plain), GivenMean(scaled(self.mechanism, self._gram, noise_multiplier), sharp=True)
+        given = GivenMean(scaled(self.mechanism, self._gram, noise_multiplier), sharp=True)
+        aimed = min(_TUNING.usual_delta, plain)
         found = self._found(given, self._spacing, epsilon, direction, aimed)
         while found.value < aimed / 10 and aimed > _TUNING.least_certified:  # nodes were too few for so small a value
             aimed = found.value

@@ -174,7 +174,7 @@ def complete_graph(size: Array, weights: Array, shared: Array | None = None, eno
     """
     if shared is None:
         shared = (size * weights) @ size
-    plain = float(size.max()) * diamond_sum(size, shared, weights)
+    plain = float(size.max()) * float(diamond_sum(size, shared, weights))
     if plain > enough:
         squares = size * size
         sums = (size * ((squares * weights) @ squares)) @ weights

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import ClassVar
@@ -40,7 +40,6 @@ class _Tuning:
       few_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
       quick_batches: up to so many batches a node takes less than a millisecond.
       circulant_cost: by which factor the sum of all entries may grow for the matrix to be made circulant.
-      stride: every how many nodes rough bounds use.
       largest_variance: above this G/σ² moments say nothing, and the closed form without amplification answers.
       negligible: it also does below this δ.
       usual_delta: the δ that matters where no target says so.
@@ -56,7 +55,6 @@ class _Tuning:
     few_batches: int = 40
     quick_batches: int = 200
     circulant_cost: float = 1.01
-    stride: int = 2
     largest_variance: float = 12.0
     negligible: float = 1e-100
     usual_delta: float = 1e-6
@@ -114,13 +112,13 @@ class _Bin:
         self.spacing = spacing
         self._known: dict[int, Shape] = {}
 
-    def asked(self, last: float, stride: int) -> Iterator[tuple[float, Shape]]:
+    def asked(self, last: float) -> Iterator[tuple[float, Shape]]:
         """Nodes and ranges of τ up to `last` deviations from l_i, with their weights if the record is in this bin."""
         if self.given.own == 0:  # A does not depend on τ
             if 0 not in self._known:
                 self._known[0] = self.given.at(0.0)
             return iter([(1.0, self._known[0])])
-        return chain(self._ranges(), self._nodes(last, stride))
+        return chain(self._ranges(), self._nodes(last))
 
     def _ranges(self) -> Iterator[tuple[float, Shape]]:
         for k, (low, high) in enumerate(zip(_TUNING.bulk[:-1], _TUNING.bulk[1:], strict=True)):
@@ -128,15 +126,13 @@ class _Bin:
                 self._known[-k - 1] = self.given.between(low + self.given.own, high + self.given.own)
             yield float(ndtr(high) - ndtr(low)) * (1 + 1e-9), self._known[-k - 1]
 
-    def _nodes(self, last: float, stride: int) -> Iterator[tuple[float, Shape]]:
-        count = math.ceil((last - _TUNING.bulk[-1]) / (self.spacing * stride)) + 1
-        weights = _node_weights(_TUNING.bulk[-1], self.spacing * stride, count, self.given.own)
+    def _nodes(self, last: float) -> Iterator[tuple[float, Shape]]:
+        count = math.ceil((last - _TUNING.bulk[-1]) / self.spacing) + 1
+        weights = _node_weights(_TUNING.bulk[-1], self.spacing, count, self.given.own)
         for k, weight in enumerate(weights.tolist()):
-            place = k * stride
-            if place not in self._known:
-                tau = self.given.own + _TUNING.bulk[-1] + self.spacing * place
-                self._known[place] = self.given.at(tau)
-            yield weight, self._known[place]
+            if k not in self._known:
+                self._known[k] = self.given.at(self.given.own + _TUNING.bulk[-1] + self.spacing * k)
+            yield weight, self._known[k]
 
 
 def _node_weights(start: float, spacing: float, count: int, own: float) -> Array:
@@ -174,28 +170,28 @@ class _Law:
         self.bins: list[_Bin] = []
         if shared is None:
             return
-        self._root = math.sqrt(shared.variance)
+        self._root, self._spacing = math.sqrt(shared.variance), spacing
         self.bins = [_Bin(shared, index, spacing) for index in range(1 if circulant else len(s))]
 
-    def call(self, strike: float, stride: int, last: float, depth: int = 0) -> tuple[float, float]:
+    def call(self, strike: float, last: float, depth: int = 0) -> tuple[float, float]:
         """A bound on E(A − K)_+, and about what it bounds."""
-        value, likely = self._by_chords(strike, stride, last)
-        widths = [one.spacing * stride for one in self.bins]
-        each = [(one.given, h) for one, h in zip(self.bins, widths, strict=True)]
-        lacking = max(h * h / 8 * given.bend * math.exp(given.own * h) for given, h in each)
+        value, likely = self._by_chords(strike, last)
+        h = self._spacing
+        givens = [one.given for one in self.bins]
+        lacking = h * h / 8 * max(given.bend * math.exp(given.own * h) for given in givens)
         if lacking > 1e-4 * value:
-            nearer = math.log(strike) - max(given.largest * h for given, h in each)
+            nearer = math.log(strike) - max(given.largest for given in givens) * h
             down = min(_TUNING.lower_strike[0], _TUNING.lower_strike[1] * nearer)
             if depth < _TUNING.depth and down > 0:
-                lower = self.call(math.exp(nearer - down), stride, last, depth + 1)[0]
+                lower = self.call(math.exp(nearer - down), last, depth + 1)[0]
                 lacking *= min(lower / -math.expm1(-down), 1.0)
         return (value + lacking) * (1 + 1e-9), likely
 
-    def _by_chords(self, strike: float, stride: int, last: float) -> tuple[float, float]:
+    def _by_chords(self, strike: float, last: float) -> tuple[float, float]:
         outside = float(ndtr(_TUNING.bulk[0]) + ndtr(-last)) * (1 + 1e-9)
         total = likely = 0.0
         for one in self.bins:
-            for weight, shape in one.asked(last, stride):
+            for weight, shape in one.asked(last):
                 moved = strike * (1 - 4 * shape.error - 4 * UNIT)
                 value = smoothed_above(moved, self._root, shape.mean, shape.deviation, *shape.known[1:])
                 total += weight * (value if value < 1 else 1.0)  # what is not a number is 1, too
@@ -227,31 +223,13 @@ class _PreparedOwnBin(PreparedAccountant):
     def cheap(self) -> bool:  # type: ignore[override]
         return self._b <= _TUNING.quick_batches and self._gram[1]
 
-    @property
-    def roughness(self) -> float:  # type: ignore[override]
-        return 1.0 if self.cheap else 1.15
-
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
         """A bound on δ(ε), see `_Law`; the closed form where that is smaller, and in the add direction."""
-        return self._bound(1, noise_multiplier, epsilon, direction, target_delta)
-
-    def rough_delta(
-        self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
-    ) -> Evaluation | None:
-        """A bound from few nodes, where there are many bins to ask or a node takes long."""
-        if self.cheap:
-            return None
-        found = self._bound(_TUNING.stride, noise_multiplier, epsilon, direction, target_delta)
-        return replace(found, slack=math.inf)
-
-    def _bound(
-        self, stride: int, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None
-    ) -> Evaluation:
         largest = float(self._gram[0].max()) / noise_multiplier / noise_multiplier
         plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
-        closed = Evaluation(self._closed.delta(noise_multiplier, epsilon, direction).value, {"nodes": 0})
+        closed = Evaluation(self._closed.delta(noise_multiplier, epsilon, direction).value, {"bins": 0})
         if direction == "add" or self._b == 1 or largest > _TUNING.largest_variance or not plain > _TUNING.negligible:
             return closed
         law = self._law(noise_multiplier)
@@ -259,7 +237,7 @@ class _PreparedOwnBin(PreparedAccountant):
             return closed
         aimed = min(target_delta or _TUNING.usual_delta, plain)
         last = float(-ndtri(max(_TUNING.beyond * aimed, 1e-300)))
-        value, likely = law.call(math.exp(epsilon) * (1 - 4 * UNIT), stride, last)
+        value, likely = law.call(math.exp(epsilon) * (1 - 4 * UNIT), last)
         if not value < closed.value:
             return closed
         return Evaluation(value, {"bins": len(law.bins)}, slack=value / max(likely, 1e-300))

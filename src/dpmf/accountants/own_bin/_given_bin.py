@@ -56,12 +56,12 @@ class Shared:
 
         **Formal guarantees.** If Cholesky's algorithm does not break down for a matrix M of size b, its least
         eigenvalue is at least −2(b + 1)·u·tr M (Rump 2006). It is run for S − v with half of what the diagonal is
-        raised by, and the other half covers that.
+        raised by, and an eighth covers that.
         """
         b = len(s)
         budget.claim(8.0 * 12 * b * b)
         raised = _RAISED * float(s.max())
-        if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 4:
+        if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 8:
             return None
         half, whole = s.copy(), s.copy()
         half[np.diag_indices(b)] += raised / 2
@@ -87,9 +87,10 @@ class Shared:
 class GivenBin:
     """Moments of A given τ, for a record in one bin.
 
-    **Formal guarantees.** With h ≥ 0 and C = S − v, l = Ch/√(hᵀCh) makes D = C − llᵀ positive semidefinite. The l used
-    here are rounded; what that does to D is less than what the diagonal of S was raised by. Where it is not, or l_i is
-    not positive, all l_j are 0 and nothing is said by τ.
+    **Formal guarantees.** With h ≥ 0 and C = S − v, l = Ch/√(hᵀCh) makes D = C − llᵀ positive semidefinite. The C used
+    for l has its diagonal raised by a quarter less (it is still positive semidefinite, see `Shared.of`), and that
+    quarter covers what rounding of l does to D. Where it does not, or l_i is not positive, all l_j are 0 and nothing
+    is said by τ.
     Given τ, moments are sums over graphs as in `GivenMean`, with D for C, and with errors that are found in the same
     way.
 
@@ -103,11 +104,11 @@ class GivenBin:
         s, b = shared.s, len(shared.s)
         budget.claim(8.0 * 8 * b * b)
         rest = s - shared.variance
+        raised = _RAISED * float(s.max()) / (1 + _RAISED)
         toward = np.expm1(np.minimum(s[bin_index], 50.0))
-        product = rest @ toward
+        product = rest @ toward - raised / 4 * toward
         size = np.abs(rest) @ toward
         square = float(toward @ product)
-        raised = _RAISED * float(s.max()) / (1 + _RAISED)
         self.loads: Array = np.zeros(b)
         if square > 1e-6 * float(toward @ size):
             root = math.sqrt(square)
