@@ -38,7 +38,6 @@ class _Tuning:
     Attributes:
       largest_batches: mechanisms with more batches are left to others: a node costs b³ operations.
       few_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
-      quick_batches: up to so many batches a node takes less than a millisecond.
       circulant_cost: by which factor the sum of all entries may grow for the matrix to be made circulant.
       largest_variance: above this G/σ² moments say nothing, and the closed form without amplification answers.
       negligible: it also does below this δ.
@@ -53,7 +52,6 @@ class _Tuning:
 
     largest_batches: int = 512
     few_batches: int = 40
-    quick_batches: int = 200
     circulant_cost: float = 1.01
     largest_variance: float = 12.0
     negligible: float = 1e-100
@@ -201,6 +199,7 @@ class _Law:
 
 class _PreparedOwnBin(PreparedAccountant):
     name = "own-bin"
+    cheap = True
 
     def __init__(self, mechanism: Mechanism, options: OwnBin) -> None:
         self.mechanism = mechanism
@@ -218,10 +217,6 @@ class _PreparedOwnBin(PreparedAccountant):
         if cost > _TUNING.circulant_cost and self._b <= _TUNING.few_batches:
             return gram, False
         return circulant, True
-
-    @cached_property
-    def cheap(self) -> bool:  # type: ignore[override]
-        return self._b <= _TUNING.quick_batches and self._gram[1]
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
