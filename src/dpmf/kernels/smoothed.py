@@ -1,7 +1,9 @@
 """Polynomials of degree four above an option that a normal variable has smoothed, and the proof that they are above.
 
-The payoff is g(y) = E(1 − K/(a·e^(√v·z + v/2)))_+ with a = mean·(1 + deviation·y) and z standard normal. It increases
-from 0 to 1, g'(a) = K/a²·Φ(d − √v), and −g''(a) is at most 2K/a³·Φ(d − √v).
+With a = mean·(1 + deviation·y) and z standard normal the payoff g(y) is E(1 − K/(a·e^(√v·z + v/2)))_+ for sign +1 and
+E(1 − K·a·e^(√v·z − v/2))_+ for sign −1. Both are Φ(d) − r·Φ(d − √v) with d = √v/2 − log(r)/√v, where r is K/a or K·a.
+The first increases from 0 to 1, its derivative by a is K/a²·Φ(d − √v), and its second derivative is at least
+−2K/a³·Φ(d − √v). The second decreases from 1 to 0, its derivative is −K·Φ(d − √v), and it is convex.
 """
 
 from __future__ import annotations
@@ -29,32 +31,37 @@ def _normal(x):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
-def payoff(y, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
+def payoff(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     """g(y), rounded up; `root` is √v."""
     a = mean * (1 + deviation * y)
     if a <= 0.0:
-        return 0.0
-    d = math.log(a / strike) / root + root / 2
+        return 0.0 if sign > 0 else 1.0
+    ratio = strike / a if sign > 0 else strike * a
+    logarithm = math.log(ratio)
+    d = root / 2 - logarithm / root
     if d < -37.0:
         return 1e-290
     inside = _normal(d)
     # The argument d is known up to a few units of its own terms, which is what the last factor is for.
-    slack = 1e-14 * (1 + abs(d)) * (4 + (1 + abs(math.log(a / strike))) / root)
-    return min(inside - strike / a * _normal(d - root) + inside * slack + 1e-290, 1.0)
+    slack = 1e-14 * (1 + abs(d)) * (4 + (1 + abs(logarithm)) / root)
+    return min(inside - ratio * _normal(d - root) + inside * slack + 1e-290, 1.0)
 
 
 @nb.njit(cache=True, nogil=True)
-def _slope(y, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
+def _slope(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     a = mean * (1 + deviation * y)
     if a <= 0.0:
         return 0.0
-    d = math.log(a / strike) / root + root / 2
-    return mean * deviation * strike / (a * a) * _normal(d - root)
+    if sign > 0:
+        return mean * deviation * strike / (a * a) * _normal(math.log(a / strike) / root - root / 2)
+    return -mean * deviation * strike * _normal(-math.log(strike * a) / root - root / 2)
 
 
 @nb.njit(cache=True, nogil=True)
-def _bend(low, high, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
+def _bend(low, high, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     """At least −g'' on [low, high]."""
+    if sign < 0:
+        return 0.0
     a = mean * (1 + deviation * low)
     if a <= 0.0:
         return math.inf
@@ -92,9 +99,15 @@ def _expectation(coefficients, skewness, kurtosis, errors):  # type: ignore[no-u
 @nb.njit(cache=True, nogil=True)
 def _tried(left, right, places, values, law, skewness, kurtosis, errors, coefficients):  # type: ignore[no-untyped-def]
     """The expectation of the least quartic with contacts at `left` and `right` that is above g at all places."""
-    strike, root, mean, deviation = law
-    at_left, at_right = payoff(left, strike, root, mean, deviation), payoff(right, strike, root, mean, deviation)
-    slope_left, slope_right = _slope(left, strike, root, mean, deviation), _slope(right, strike, root, mean, deviation)
+    sign, strike, root, mean, deviation = law
+    at_left, at_right = (
+        payoff(left, sign, strike, root, mean, deviation),
+        payoff(right, sign, strike, root, mean, deviation),
+    )
+    slope_left, slope_right = (
+        _slope(left, sign, strike, root, mean, deviation),
+        _slope(right, sign, strike, root, mean, deviation),
+    )
     _through(left, right, at_left, at_right, slope_left, slope_right, 0.0, coefficients)
     c0, c1, c2, c3 = coefficients[0], coefficients[1], coefficients[2], coefficients[3]
     # Far away y²·(c2 + c3·y + third·y²) decides: it must not come down again.
@@ -115,14 +128,14 @@ def _tried(left, right, places, values, law, skewness, kurtosis, errors, coeffic
 @nb.njit(cache=True, nogil=True)
 def _quadratic(left, furthest, law):  # type: ignore[no-untyped-def]
     """The right contact with which the cubic term vanishes: what is best where higher moments are very large."""
-    strike, root, mean, deviation = law
-    at_left = payoff(left, strike, root, mean, deviation)
-    slope_left = _slope(left, strike, root, mean, deviation)
+    sign, strike, root, mean, deviation = law
+    at_left = payoff(left, sign, strike, root, mean, deviation)
+    slope_left = _slope(left, sign, strike, root, mean, deviation)
     low, high = left + 0.05, left + furthest
     for _ in range(40):
         middle = (low + high) / 2
-        chord = (payoff(middle, strike, root, mean, deviation) - at_left) / (middle - left)
-        if _slope(middle, strike, root, mean, deviation) + slope_left >= 2 * chord:
+        chord = (payoff(middle, sign, strike, root, mean, deviation) - at_left) / (middle - left)
+        if _slope(middle, sign, strike, root, mean, deviation) + slope_left >= 2 * chord:
             low = middle
         else:
             high = middle
@@ -142,10 +155,10 @@ def _at(coefficients, y):  # type: ignore[no-untyped-def]
 def _lifted(coefficients, edges, law, little):  # type: ignore[no-untyped-def]
     """What has to be added to a polynomial for it to be at least g from the first to the last edge, and where.
 
-    On a cell of width h, P is at least the smaller of its values at the ends minus h²/8·max P'', and g is at most its
-    value at the right end, or the chord plus h²/8·max(−g''). Cells in which more than `little` is missing are halved.
+    On a cell of width h, P is at least the smaller of its values at the ends minus h²/8·max P'', and g is at most the
+    larger of its values there, or the chord plus h²/8·max(−g''). Cells that lack more than `little` are halved.
     """
-    strike, root, mean, deviation = law
+    sign, strike, root, mean, deviation = law
     c2, c3, c4 = coefficients[2], coefficients[3], coefficients[4]
     missing, where = 0.0, 0.0
     lows, highs = np.empty(_DEPTH + 2), np.empty(_DEPTH + 2)
@@ -158,16 +171,16 @@ def _lifted(coefficients, edges, law, little):  # type: ignore[no-untyped-def]
             low, high, depth = lows[waiting], highs[waiting], depths[waiting]
             h = high - low
             p_low, p_high = _at(coefficients, low), _at(coefficients, high)
-            g_low = payoff(low, strike, root, mean, deviation)
-            g_high = payoff(high, strike, root, mean, deviation)
+            g_low = payoff(low, sign, strike, root, mean, deviation)
+            g_high = payoff(high, sign, strike, root, mean, deviation)
             # P'' is a quadratic with non-negative leading coefficient: it is largest at an end.
             at_low, at_high = 2 * c2 + low * (6 * c3 + 12 * c4 * low), 2 * c2 + high * (6 * c3 + 12 * c4 * high)
             q = max(abs(low), abs(high))
             rounding = 1e-14 * (abs(c2) + q * (abs(c3) + q * c4))
             curve = (max(at_low, at_high, 0.0) + 12 * rounding) * (h * h / 8)
-            bend = _bend(low, high, strike, root, mean, deviation) * (h * h / 8)
+            bend = _bend(low, high, sign, strike, root, mean, deviation) * (h * h / 8)
             by_chord = max(g_low - p_low, g_high - p_high) + bend
-            short = min(by_chord, g_high - min(p_low, p_high)) + curve
+            short = min(by_chord, max(g_low, g_high) - min(p_low, p_high)) + curve
             for y, lack in ((low, g_low - p_low), (high, g_high - p_high)):
                 if lack > missing:  # no cell can show less
                     missing, where = lack, y
@@ -227,7 +240,7 @@ def _proved(coefficients, law, lowest, reach, about, skewness, kurtosis, errors)
         height = _at(coefficients, end)
         if height < least:
             least, lowest_at = height, end
-        if height >= 1.0 and _rises(coefficients, end):
+        if height >= (1.0 if law[0] > 0 else payoff(end, *law)) and _rises(coefficients, end):
             break
         if tries > 80 or height < -1.0:
             return 1.0, lowest_at
@@ -242,7 +255,7 @@ def _refined(left, right, step, lowest, furthest, places, values, law, skewness,
     best = _tried(left, right, places, values, law, skewness, kurtosis, errors, coefficients)
     for _ in range(_REFINEMENTS):
         moved = False
-        for move in range(6 if kurtosis > _HEAVY else 4):
+        for move in range(6 if law[0] > 0 and kurtosis > _HEAVY else 4):
             sign = 1.0 if move % 2 == 0 else -1.0
             x, y = left, right
             if move < 2:
@@ -265,20 +278,22 @@ def _refined(left, right, step, lowest, furthest, places, values, law, skewness,
 
 
 @nb.njit(cache=True, nogil=True)
-def smoothed_above(strike, root, mean, deviation, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
-    """A bound on E g(y) for y ≥ −1/deviation with the moments given, at most 1.
+def smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare):  # type: ignore[no-untyped-def]
+    """A bound on E g(y) with the moments given, at most 1, where y is below `lowest` with probability at most `rare`.
+
+    No y is below −1/deviation. There the payoff is at most 1, and the polynomial at least minus the sum of its terms.
 
     E y = 0 and E y² = 1 up to errors[0] and errors[1], E y³ is `skewness` up to errors[2], E y⁴ at most `kurtosis`.
-    The result is the expectation of a polynomial that has been shown to be at least g for all such y. How it was
+    The result is the expectation of a polynomial that has been shown to be at least g for all y ≥ lowest. How it was
     chosen decides tightness only.
     """
-    law = (strike, root, mean, deviation)
-    lowest = -1 / deviation * (1 + 1e-12)
+    law = (sign, strike, root, mean, deviation)
+    lowest *= 1 + 1e-12  # it is negative
     leftmost = lowest * (1 - 1e-3)
-    kink = (strike / mean - 1) / deviation
-    width = strike * root / (mean * deviation)
+    kink = ((strike if sign > 0 else 1 / strike) / mean - 1) / deviation
+    width = (kink * deviation + 1) * root / deviation
     reach = max(8.0, kink + max(6.0, 0.8 * kink) + 2 * min(width, 20.0))
-    start = max(lowest, -7.0)
+    start = max(lowest, min(-7.0, 2 * kink))
     places, values = np.empty(_POINTS + _ROUNDS), np.empty(_POINTS + _ROUNDS)
     near = _POINTS - _FAR
     for k in range(_POINTS):
@@ -288,14 +303,21 @@ def smoothed_above(strike, root, mean, deviation, skewness, kurtosis, errors):  
             places[k] = start + (reach - start) * (k / (near - 1)) ** 1.5
         else:
             places[k] = reach * 1.15 ** (k - near + 1)
-        values[k] = payoff(places[k], strike, root, mean, deviation)
+        values[k] = payoff(places[k], sign, strike, root, mean, deviation)
     coefficients = np.empty(5)
     best, left, right = math.inf, 0.0, 1.0
-    furthest = max(2.0, 1.7 * kink + 3 + width)
+    furthest = max(2.0, 1.7 * abs(kink) + 3 + width)
+    heavy = sign > 0 and kurtosis > _HEAVY
     for i in range(_LEFT):
-        x = max(-2.4 + 0.5 * i, leftmost)
-        for j in range(_RIGHT + 1 if kurtosis > _HEAVY else _RIGHT):
-            y = x + 0.5 * (furthest / 0.5) ** (j / (_RIGHT - 1)) if j < _RIGHT else _quadratic(x, furthest, law)
+        for j in range(_RIGHT + 1 if heavy else _RIGHT):
+            x = max(-2.4 + 0.5 * i, leftmost)
+            away = 0.5 * (furthest / 0.5) ** (min(j, _RIGHT - 1) / (_RIGHT - 1))
+            y = x + away if j < _RIGHT else _quadratic(x, furthest, law)
+            if sign < 0:
+                y = 2.4 - 0.5 * i
+                x = max(y - away, leftmost)
+                if x > y - 0.02:
+                    continue
             value = _tried(x, y, places[:_POINTS], values[:_POINTS], law, skewness, kurtosis, errors, coefficients)
             if value < best:
                 best, left, right = value, x, y
@@ -309,10 +331,13 @@ def smoothed_above(strike, root, mean, deviation, skewness, kurtosis, errors):  
             break
         coefficients *= 1 + _MARGIN
         value, where = _proved(coefficients, law, lowest, reach, max(best, 1e-300), skewness, kurtosis, errors)
-        found = min(found, value)
+        q = 1 / deviation
+        c0, c1, c2, c3, c4 = coefficients
+        size = abs(c0) + q * (abs(c1) + q * (abs(c2) + q * (abs(c3) + q * c4)))
+        found = min(found, value + rare * (1 + size) * (1 + 1e-9))
         if found <= (1 + _ENOUGH) * best:
             break
-        places[used], values[used], step = where, payoff(where, strike, root, mean, deviation), 0.1
+        places[used], values[used], step = where, payoff(where, sign, strike, root, mean, deviation), 0.1
     return found
 
 
@@ -320,7 +345,7 @@ _HERMITE, _HERMITE_WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
 
 
 @nb.njit(cache=True, nogil=True)
-def smoothed_likely(strike, root, mean, deviation, skewness):  # type: ignore[no-untyped-def]
+def smoothed_likely(sign, strike, root, mean, deviation, skewness):  # type: ignore[no-untyped-def]
     """About E g(y): as if 1 + deviation·y were, up to a shift, log-normal with the same skewness."""
     low, high = 1e-4, 3.0
     for _ in range(40):  # the skewness increases with the deviation of the logarithm
@@ -334,5 +359,5 @@ def smoothed_likely(strike, root, mean, deviation, skewness):  # type: ignore[no
     value = 0.0
     for k in range(len(_HERMITE)):
         y = (math.exp(low * _HERMITE[k] - low * low / 2) - 1) / scale
-        value += _HERMITE_WEIGHTS[k] * payoff(y, strike, root, mean, deviation)
+        value += _HERMITE_WEIGHTS[k] * payoff(y, sign, strike, root, mean, deviation)
     return value / math.sqrt(2 * math.pi)

@@ -1,4 +1,4 @@
-"""The own-bin accountant: any memory and any ε in the remove direction, in a fraction of a second.
+"""The own-bin accountant: any memory and any ε, in a fraction of a second.
 
 If a record is removed, δ(ε) is the mean of (1 − e^ε/A)_+ where the record is in each bin, A the likelihood ratio. Which
 bin it is says where A can become large: around that bin. So one normal variable τ, a weighted sum of what is seen
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import ClassVar
@@ -47,7 +47,7 @@ class _Tuning:
       lower_strike: how much smaller the logarithm of the strike is in the bound on how often A is large at all: the
         first number, or the second one times ε where that is less.
       depth: how often that bound is asked for one of its own.
-      kept: of how many noise multipliers the moments are remembered.
+      kept: how many laws are remembered, with their moments.
     """
 
     largest_batches: int = 512
@@ -60,10 +60,11 @@ class _Tuning:
     beyond: float = 1e-3
     lower_strike: tuple[float, float] = (0.25, 0.4)
     depth: int = 3
-    kept: int = 2
+    kept: int = 4
 
 
 _TUNING = _Tuning()
+_RARE = 1e-20  # a probability that is added to bounds of the add direction
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -76,7 +77,7 @@ class OwnBin(Accountant):
     """
 
     name: ClassVar[str] = "own-bin"
-    summary: ClassVar[str] = "four moments given what is seen around the record's own bin; any memory, remove direction"
+    summary: ClassVar[str] = "four moments given what is seen around the record's own bin; any memory, any ε"
     rests_on: ClassVar[str] = "exact conditional moments, polynomials above a smoothed option, Kahane's inequality"
 
     spacing: float = 0.12
@@ -89,7 +90,8 @@ class OwnBin(Accountant):
 
         **Formal guarantees.** Every bound of the result is at least the true δ(ε) of the dominating pair. G is
         replaced by G' ≥ G, a Gram matrix too (Kahane's inequality). E(A − K)_+ is the mean over i of
-        E[a_i·(1 − K/A)_+], see `_Law`. The add direction has the closed form of the `gaussian` accountant only.
+        E[a_i·(1 − K/A)_+], see `_Law`. The add direction needs no bin: what all bins share is integrated, and four
+        moments of the rest bound the payoff (`_Law.put`).
         """
         b = mechanism.batching.batches_per_epoch
         if self.suits(mechanism) is None:
@@ -164,12 +166,45 @@ class _Law:
     """
 
     def __init__(self, s: Array, circulant: bool, spacing: float) -> None:
-        shared = Shared.of(s, circulant)
-        self.bins: list[_Bin] = []
-        if shared is None:
-            return
-        self._root, self._spacing = math.sqrt(shared.variance), spacing
-        self.bins = [_Bin(shared, index, spacing) for index in range(1 if circulant else len(s))]
+        self._shared = Shared.of(s, circulant)
+        self.usable = self._shared is not None
+        self._count, self._spacing = 1 if circulant else len(s), spacing
+        self._root = 0.0 if self._shared is None else math.sqrt(self._shared.variance)
+
+    @cached_property
+    def bins(self) -> list[_Bin]:
+        """The bins that are asked: all of them, or one that stands for all."""
+        assert self._shared is not None
+        return [_Bin(self._shared, index, self._spacing) for index in range(self._count)]
+
+    @cached_property
+    def _anywhere(self) -> Shape:
+        """A without its shared factor and without a record; it is below its least value with probability `_RARE`.
+
+        By the inequality of arithmetic and geometric means it is at least e^(ū − tr C/(2b)), ū the mean of the u_j
+        without what they share, a normal variable of variance 1ᵀC1/b².
+        """
+        assert self._shared is not None
+        s, v = self._shared.s, self._shared.variance
+        b = len(s)
+        shape = GivenBin(self._shared, None).at(0.0)
+        variance = max(float(s.mean()) - v, 0.0) + 1e-12 * float(s.max())
+        half = (float(np.trace(s)) / b - v) / 2
+        lowest = math.exp(float(ndtri(_RARE)) * math.sqrt(variance) - half) * (1 - 1e-9) / shape.mean - 1
+        return replace(shape, lowest=max(lowest / shape.deviation * (1 + 1e-9), shape.lowest))
+
+    def put(self, strike: float) -> tuple[float, float]:
+        """A bound on E(1 − K·A)_+, and about what it bounds.
+
+        **Formal guarantees.** The variable that all bins share is integrated in closed form; the payoff is then a
+        smooth function of what is left of A, which `smoothed_above` bounds, together with the rare case that what is
+        left is below its least value.
+        """
+        shape = self._anywhere
+        moved = strike * (1 - 4 * shape.error - 4 * UNIT)
+        law = -1, moved, self._root, shape.mean, shape.deviation
+        value = smoothed_above(*law, *shape.known, _RARE)
+        return (value if value < 1 else 1.0) * (1 + 1e-9), smoothed_likely(*law, shape.skewness)
 
     def call(self, strike: float, last: float, depth: int = 0) -> tuple[float, float]:
         """A bound on E(A − K)_+, and about what it bounds."""
@@ -191,9 +226,9 @@ class _Law:
         for one in self.bins:
             for weight, shape in one.asked(last):
                 moved = strike * (1 - 4 * shape.error - 4 * UNIT)
-                value = smoothed_above(moved, self._root, shape.mean, shape.deviation, *shape.known[1:])
+                value = smoothed_above(1, moved, self._root, shape.mean, shape.deviation, *shape.known, 0.0)
                 total += weight * (value if value < 1 else 1.0)  # what is not a number is 1, too
-                likely += weight * smoothed_likely(moved, self._root, shape.mean, shape.deviation, shape.skewness)
+                likely += weight * smoothed_likely(1, moved, self._root, shape.mean, shape.deviation, shape.skewness)
         return total / len(self.bins) + outside, likely / len(self.bins)
 
 
@@ -205,43 +240,50 @@ class _PreparedOwnBin(PreparedAccountant):
         self.mechanism = mechanism
         self._b = mechanism.batching.batches_per_epoch
         self._spacing = min(options.spacing, 1.0)
-        self._laws: OrderedDict[float, _Law] = OrderedDict()
+        self._laws: OrderedDict[tuple[float, bool], _Law] = OrderedDict()
         self._closed = Gaussian().prepare(mechanism)
 
     @cached_property
-    def _gram(self) -> tuple[Array, bool]:
-        """An upper Gram matrix, and whether it is circulant."""
+    def _grams(self) -> tuple[Array, Array, bool]:
+        """The upper Gram matrix, a circulant one above it, and whether that costs too much."""
         gram = self.mechanism.gram_upper()
         circulant = circulant_above(gram)
-        cost = float(circulant.sum()) / float(gram.sum())
-        if cost > _TUNING.circulant_cost and self._b <= _TUNING.few_batches:
-            return gram, False
-        return circulant, True
+        costly = float(circulant.sum()) > _TUNING.circulant_cost * float(gram.sum())
+        return gram, circulant, costly
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
-        """A bound on δ(ε), see `_Law`; the closed form where that is smaller, and in the add direction."""
-        largest = float(self._gram[0].max()) / noise_multiplier / noise_multiplier
+        """A bound on δ(ε), see `_Law`; the closed form where that is smaller."""
+        _, circulant, costly = self._grams
+        largest = float(circulant.max()) / noise_multiplier / noise_multiplier
         plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
         closed = Evaluation(self._closed.delta(noise_multiplier, epsilon, direction).value, {"bins": 0})
-        if direction == "add" or self._b == 1 or largest > _TUNING.largest_variance or not plain > _TUNING.negligible:
+        if self._b == 1 or largest > _TUNING.largest_variance or not plain > _TUNING.negligible:
             return closed
-        law = self._law(noise_multiplier)
-        if not law.bins:
-            return closed
-        aimed = min(target_delta or _TUNING.usual_delta, plain)
-        last = float(-ndtri(max(_TUNING.beyond * aimed, 1e-300)))
-        value, likely = law.call(math.exp(epsilon) * (1 - 4 * UNIT), last)
+        strike = math.exp(epsilon) * (1 - 4 * UNIT)
+        found: list[tuple[float, float]] = []
+        if direction == "add":
+            laws = [self._law(noise_multiplier, True)] + ([self._law(noise_multiplier, False)] if costly else [])
+            found = [law.put(strike) for law in laws if law.usable]
+            bins = 0
+        else:
+            aimed = min(target_delta or _TUNING.usual_delta, plain)
+            last = float(-ndtri(max(_TUNING.beyond * aimed, 1e-300)))
+            each = costly and self._b <= _TUNING.few_batches
+            law, bins = self._law(noise_multiplier, not each), self._b if each else 1
+            found = [law.call(strike, last)] if law.usable else []
+        value, likely = min(found, default=(1.0, 1.0))
         if not value < closed.value:
             return closed
-        return Evaluation(value, {"bins": len(law.bins)}, slack=value / max(likely, 1e-300))
+        return Evaluation(value, {"bins": bins}, slack=value / max(likely, 1e-300))
 
-    def _law(self, noise_multiplier: float) -> _Law:
-        if noise_multiplier not in self._laws:
-            gram, circulant = self._gram
-            s = scaled(self.mechanism, gram, noise_multiplier)
-            self._laws[noise_multiplier] = _Law(s, circulant, self._spacing)
+    def _law(self, noise_multiplier: float, circulant: bool) -> _Law:
+        key = noise_multiplier, circulant
+        if key not in self._laws:
+            gram, above, _ = self._grams
+            s = scaled(self.mechanism, above if circulant else gram, noise_multiplier)
+            self._laws[key] = _Law(s, circulant, self._spacing)
             if len(self._laws) > _TUNING.kept:
                 self._laws.popitem(last=False)
-        return self._laws[noise_multiplier]
+        return self._laws[key]

@@ -85,7 +85,7 @@ class Shared:
 
 
 class GivenBin:
-    """Moments of A given τ, for a record in one bin.
+    """Moments of A given τ, for a record in one bin; without a record, and without τ, where no bin is given.
 
     **Formal guarantees.** With h ≥ 0 and C = S − v, l = Ch/√(hᵀCh) makes D = C − llᵀ positive semidefinite. The C used
     for l has its diagonal raised by a quarter less (it is still positive semidefinite, see `Shared.of`), and that
@@ -100,28 +100,18 @@ class GivenBin:
       bend: η ≥ 0, such that a_i·(1 − K/A)_+ has a second derivative in τ of at least −η·a_i·[A ≥ K].
     """
 
-    def __init__(self, shared: Shared, bin_index: int) -> None:
+    def __init__(self, shared: Shared, bin_index: int | None) -> None:
         s, b = shared.s, len(shared.s)
         budget.claim(8.0 * 8 * b * b)
         rest = s - shared.variance
-        raised = _RAISED * float(s.max()) / (1 + _RAISED)
-        toward = np.expm1(np.minimum(s[bin_index], 50.0))
-        product = rest @ toward - raised / 4 * toward
-        size = np.abs(rest) @ toward
-        square = float(toward @ product)
         self.loads: Array = np.zeros(b)
-        if square > 1e-6 * float(toward @ size):
-            root = math.sqrt(square)
-            loads = product / root
-            off = float(size.max()) + float(toward @ size) / square * float(np.abs(product).max())
-            perturbed = 2.2 * float(np.linalg.norm(loads)) * math.sqrt(b) * (b + 8) * UNIT * off / root
-            if loads[bin_index] > 0 and perturbed < raised / 4:
-                self.loads = loads
-        self.own = float(self.loads[bin_index])
+        self.own = 0.0
+        if bin_index is not None:
+            self._look(rest, bin_index, _RAISED * float(s.max()) / (1 + _RAISED))
         self.largest = float(np.abs(self.loads).max()) * (1 + 1e-12)
         self._b = b
         rest -= np.outer(self.loads, self.loads)
-        self._tilt = rest[bin_index].copy()
+        self._tilt: Array = np.zeros(b) if bin_index is None else rest[bin_index].copy()
         self._f = np.expm1(rest)
         self._sizes = np.abs(self._f)
         self._positive = bool((self._f >= 0).all())
@@ -132,6 +122,22 @@ class GivenBin:
         low, high = min(float(self.loads.min()), 0.0), float(self.loads.max())
         # For a mean m of the loads the second derivative is at least m·(2·l_i − m) times a_i·K/A.
         self.bend = max(-low * (2 * self.own - low), high * (high - 2 * self.own), 0.0) * (1 + 1e-9)
+
+    def _look(self, rest: Array, bin_index: int, raised: float) -> None:
+        """Choose τ for a bin: the loads l."""
+        b = len(rest)
+        toward = np.expm1(np.minimum(rest[bin_index] - rest.min(), 50.0))
+        product = rest @ toward - raised / 4 * toward
+        size = np.abs(rest) @ toward
+        square = float(toward @ product)
+        if not square > 1e-6 * float(toward @ size):
+            return
+        root = math.sqrt(square)
+        loads = product / root
+        off = float(size.max()) + float(toward @ size) / square * float(np.abs(product).max())
+        perturbed = 2.2 * float(np.linalg.norm(loads)) * math.sqrt(b) * (b + 8) * UNIT * off / root
+        if loads[bin_index] > 0 and perturbed < raised / 4:
+            self.loads, self.own = loads, float(loads[bin_index])
 
     def at(self, tau: float) -> Shape:
         """What is known of Σ α_j·ξ_j given τ."""
@@ -167,7 +173,7 @@ class GivenBin:
         return Shape(
             mean=float(terms.sum()) / b,
             deviation=deviation,
-            lowest=-1 / deviation,
+            lowest=-1 / deviation * (1 + 1e-12),
             skewness=graphs.three / deviation**3,
             kurtosis=(graphs.four + four + complete) / deviation**4,
             errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
