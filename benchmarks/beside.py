@@ -38,6 +38,7 @@ from dpmf.accountants import (
     Lattice,
     Moments,
     MonteCarlo,
+    OwnBin,
     PLDAccounting,
     Renyi,
 )
@@ -82,6 +83,7 @@ def own(mechanism: dpmf.Mechanism) -> dict[str, Accountant]:
         "auto": Auto(),
         "cascade": Cascade(),
         "moments": Moments(),
+        "own-bin": OwnBin(),
         "renyi": Renyi(),
         "conditional": Conditional(),
         "gaussian": Gaussian(),

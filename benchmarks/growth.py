@@ -22,7 +22,7 @@ from rich.table import Table
 
 import dpmf
 from benchmarks import _page
-from dpmf.accountants import Accountant, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, Renyi
+from dpmf.accountants import Accountant, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, OwnBin, Renyi
 from dpmf.accountants.monte_carlo.limits import minimum_samples
 
 EPSILON = 1.0
@@ -101,6 +101,7 @@ def sweeps() -> dict[tuple[str, str], Sweep]:
     everybody: list[tuple[str, s.Strategy, Accountant]] = [
         ("chain", bsr, Chain()),
         ("moments", bsr, Moments()),
+        ("own-bin", bsr, OwnBin()),
         ("cascade", bsr, Cascade()),
         ("lattice (DP-SGD)", dpsgd, Lattice()),
         ("renyi, p = 4, α ≤ 8", bsr, renyi(4, 8)),

@@ -44,6 +44,7 @@ ORDER: dict[str, list[str]] = {
         "theory/chain.md",
         "theory/majorants.md",
         "theory/moments.md",
+        "theory/own_bin.md",
         "theory/cascade.md",
         "theory/conditional.md",
         "theory/batchings.md",

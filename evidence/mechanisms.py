@@ -79,7 +79,8 @@ def drawn(results: Results, directory: Path) -> list[Path]:
         labels: list[str] = []
         there: set[str] = set()
         for place, (memory, epsilon) in enumerate((m, e) for m in MEMORIES for e in EPSILONS):
-            labels.append(f"{'prefix' if memory is None else f'memory {memory:g}'}\nε = {epsilon:g}")
+            sums = "prefix\nsums" if memory is None else f"memory\n{memory:g}"
+            labels.append(f"{sums}\nε = {epsilon:g}")
             errors = results.get(cell_of(shape, memory, epsilon), {}).get("errors", {})
             for offset, kind in enumerate(KINDS):
                 if kind in errors:

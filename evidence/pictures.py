@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from dpmf.files import write_atomically
 
 _LONG_WORDS = 24  # letters of an entry of a legend that needs a line of its own
+_WIDEST = 44  # letters of an entry of a legend that fit into one line on a phone
 _PHONE = 4.3  # inches: letters of ten points are as large on a phone as the text around them
 
 
@@ -63,16 +65,19 @@ def narrowed(figure: Any) -> bool:
             ax.set_ylabel(name)
     listed = 0.0
     for legend in list(figure.legends):
-        words = [text.get_text() for text in legend.get_texts()]
+        words = ["\n".join(textwrap.wrap(text.get_text(), _WIDEST)) for text in legend.get_texts()]
         size = legend.get_texts()[0].get_fontsize()
         legend.remove()
         beside = 1 if max(map(len, words)) > _LONG_WORDS else 2
         figure.legend(
             legend.legend_handles, words, loc="outside lower center", ncols=beside, frameon=False, fontsize=size
         )
-        listed += 0.2 * -(-len(words) // beside) + 0.1
+        lines = len(words) + sum(word.count("\n") for word in words)
+        listed += 0.2 * -(-lines // beside) + 0.1
     shape = height / rows / (width / columns)
-    figure.set_size_inches(_PHONE, len(panels) * min(_PHONE * shape, 3.4) + listed)
+    named = max(len(ax.get_yticks()) for ax in panels)  # rows with names must not run into each other
+    tallest = max(3.4, 0.17 * named + 0.6)
+    figure.set_size_inches(_PHONE, len(panels) * min(_PHONE * shape, tallest) + listed)
     return True
 
 

@@ -64,11 +64,12 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "conditional": {"marker": "s", "color": "#d55e00", "markersize": 4},
     "renyi": {"marker": "o", "color": "#56b4e9", "markersize": 4.5},
     "moments": {"marker": "^", "color": "#cc79a7", "markersize": 4.5},
+    "own-bin": {"marker": "D", "color": "#0072b2", "markersize": 3.5},
     "cascade": {"marker": "v", "color": "#c98a00", "markersize": 4.5},
     "chain": {"marker": "x", "color": "0.2", "markersize": 6},
     "best": {"marker": "o", "color": "#009e73", "markersize": 8, "markerfacecolor": "none"},
 }
-COLUMNS = ("renyi", "conditional", "chain", "moments", "cascade", "best", "lower")
+COLUMNS = ("renyi", "conditional", "chain", "moments", "own-bin", "cascade", "best", "lower")
 
 
 def cell_of(row: Row, column: str, epsilon: float) -> Cell:
@@ -78,15 +79,15 @@ def cell_of(row: Row, column: str, epsilon: float) -> Cell:
         return Cell.of("sigma-sampled", accountant=SAMPLER, **target)
     if column == "lower":
         return Cell.of("sigma-lower", tolerance=1e-4, **target)
-    # The cascade has nothing of its own for the other direction.
-    direction = "remove" if column == "cascade" else "both"
+    # These have nothing of their own for the other direction.
+    direction = "remove" if column in ("own-bin", "cascade") else "both"
     tolerance = 1e-3 if column == "conditional" else 1e-4
     return Cell.of("sigma", accountant=accountant(column), direction=direction, tolerance=tolerance, **target)
 
 
 def cells() -> tuple[Cell, ...]:
     """Every cell, the cheap columns first: an interrupted run leaves a table worth reading."""
-    columns = (TRUTH, "lower", "moments", "cascade", "best", "renyi", "chain", "conditional")
+    columns = (TRUTH, "lower", "moments", "own-bin", "cascade", "best", "renyi", "chain", "conditional")
     return tuple(cell_of(row, column, epsilon) for column in columns for row in ROWS for epsilon in EPSILONS)
 
 

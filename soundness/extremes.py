@@ -17,7 +17,7 @@ import numpy as np
 
 import dpmf
 from dpmf import BallsInBins, CalibrationError, Mechanism, strategies
-from dpmf.accountants import Auto, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, Renyi
+from dpmf.accountants import Auto, Best, Cascade, Chain, Conditional, Lattice, Moments, MonteCarlo, OwnBin, Renyi
 from soundness.truth import gaussian_delta
 
 PAGE = Path(__file__).parent.parent / "docs" / "extremes.md"
@@ -228,6 +228,10 @@ ROWS: list[Row] = [
     Row("spacing", "10⁶", "treated as 1: a loose bound",
         lambda: _delta(accountant=Moments(spacing=1e6)),
         lambda found: _delta(accountant=Moments()) * (1 - 1e-6) <= found <= 1),
+    Row("spacing", "0, `own-bin`", REFUSED, lambda: OwnBin(spacing=0.0), "spacing must be positive"),
+    Row("spacing", "10⁶, `own-bin`", "treated as 1: a loose bound",
+        lambda: _delta(accountant=OwnBin(spacing=1e6)),
+        lambda found: _delta(accountant=OwnBin()) * (1 - 1e-6) <= found <= 1),
     Row("max_points", "63", REFUSED, lambda: Lattice(max_points=63), "max_points must be at least 64"),
     Row("max_points", "2²³", REFUSED, lambda: Lattice(max_points=2**23), "max_points must be at most"),
     Row("tolerance", "0", REFUSED, lambda: Auto(tolerance=0.0), "tolerance must be positive"),

@@ -24,6 +24,7 @@ from dpmf.accountants import (
     Gaussian,
     Lattice,
     Moments,
+    OwnBin,
     Renyi,
 )
 from dpmf.batching import Poisson
@@ -78,13 +79,19 @@ def _moments(rng: np.random.Generator, bins: int) -> Moments:
     return Moments(spacing=float(rng.choice([0.07, 0.07, 0.3, 3.0])))
 
 
+def _own_bin(rng: np.random.Generator, bins: int) -> OwnBin:
+    return OwnBin(spacing=float(rng.choice([0.12, 0.12, 0.3, 1.0, 3.0])))
+
+
 def _best(rng: np.random.Generator, bins: int) -> Best:
     renyi = Renyi(work_budget=float(rng.choice([1e4, 1e5])))
     if rng.random() < 0.7:
         return Best(renyi=renyi)
-    moments = _moments(rng, bins)
-    others: list[Accountant] = [_chain(rng, bins), _conditional(rng, bins), _cascade(rng, bins), moments, renyi]
-    chosen = [others[k] for k in rng.permutation(5)[: int(rng.integers(1, 5))]]
+    moments, own_bin = _moments(rng, bins), _own_bin(rng, bins)
+    others: list[Accountant] = [
+        _chain(rng, bins), _conditional(rng, bins), _cascade(rng, bins), moments, own_bin, renyi,
+    ]  # fmt: skip
+    chosen = [others[k] for k in rng.permutation(6)[: int(rng.integers(1, 6))]]
     return Best(accountants=(*chosen, Gaussian()))
 
 
@@ -99,7 +106,7 @@ def _auto(rng: np.random.Generator, bins: int) -> Auto:
 # Drawers of options; an accountant that is not here is asked with its defaults.
 OPTIONS: dict[str, Callable[[np.random.Generator, int], Accountant]] = {
     "renyi": _renyi, "conditional": _conditional, "chain": _chain, "lattice": _lattice, "best": _best,
-    "cascade": _cascade, "moments": _moments, "auto": _auto,
+    "cascade": _cascade, "moments": _moments, "own-bin": _own_bin, "auto": _auto,
 }  # fmt: skip
 
 
@@ -138,6 +145,7 @@ PLANS: Mapping[str, Plan] = {
     "conditional": Plan((0.5, 1, 1, 1, 1, 0.6), 2, target=0.8, calibrate=0.02, profile=0.05, light=0.4),
     "cascade": Plan((0.5, 1, 1, 1, 1, 0.6), 2, light=0.2),
     "moments": Plan((0.5, 1, 1, 1, 1, 0.6), 2, light=0.2),
+    "own-bin": Plan((0.5, 1, 1, 1, 1, 0.6), 2, light=0.2),
     "lattice": Plan((0.5, 1, 1, 1, 1, 1), 6, light=0.3),
     "chain": Plan((0.5, 1, 1, 1, 1, 0.5), 2, calibrate=0.02, light=0.25),
     "best": Plan((0.4, 0.5, 0.4, 0.3, 0.3, 0.1), 2, calibrate=0.01, profile=0.02, light=0.2),
@@ -152,6 +160,7 @@ COMPOSED: Mapping[str, Plan] = {
     "conditional": Plan((0.1, 0.15, 0.15, 0.15, 0.15, 0.15), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "cascade": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "moments": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
+    "own-bin": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "chain": Plan((0.05, 0.12, 0.12, 0.12, 0.12, 0.12), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "best": Plan((0.05, 0.08, 0.08, 0.08, 0.08, 0.08), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),
     "auto": Plan((0.05, 0.06, 0.06, 0.06, 0.06, 0.06), 6, target=0, calibrate=0, cut_short=0.05, light=0.1),

@@ -68,12 +68,15 @@ def _batching(batching: AnyBatching) -> str:
         share = f"{batching.period}/{b}" if batching.period > 1 else f"1/{b}"
         return f"Each record takes part in each iteration{groups} with probability {share}, independently."
     stride, gap = (batching.stride, batching.gap) if isinstance(batching, BallsInBins) else (1, None)
+    quiet = f"; {gap} iterations without records lie between two assignments" if gap else ""
+    if b == stride:  # nothing is left to chance
+        return f"Each record takes part {'in every iteration' if b == 1 else f'every {b} iterations'}{quiet}."
     bins = f"one of {b} batches"
     if stride > 1:
         bins = f"one of the {b // stride} (of {b}) batches of its group, which are {stride} iterations apart,"
     text = f"Each record is assigned to {bins} uniformly and independently of the others"
     if batching.throws == 1:
-        return f"{text}, and keeps it over all {k} epochs (balls in bins)."
+        kept = f", and keeps it over all {k} epochs (balls in bins)" if k > 1 else " (balls in bins, one epoch)"
+        return f"{text}{kept}."
     often = "every epoch" if batching.throws == k else f"every {k // batching.throws} epochs"
-    quiet = f"; {gap} iterations without records lie between two assignments" if gap else ""
     return f"{text}, anew in {often} ({k} epochs){quiet}."

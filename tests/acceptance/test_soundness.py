@@ -25,6 +25,7 @@ from dpmf.accountants import (
     Gaussian,
     Lattice,
     Moments,
+    OwnBin,
     Renyi,
 )
 from dpmf.lower_bounds import lower_delta
@@ -38,6 +39,7 @@ DETERMINISTIC: list[Accountant] = [
     Cascade(),
     Chain(),
     Moments(),
+    OwnBin(),
     Conditional(),
     Conditional(family="am-gm"),
     Conditional(option=2, optimise_bad_event=True),

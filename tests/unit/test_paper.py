@@ -39,6 +39,9 @@ def test_numbers_read_back_are_true() -> None:
     ("batching", "words"),
     [
         (dpmf.reshuffled(2, 4), "one of 4 batches uniformly and independently of the others, anew in every epoch"),
+        (dpmf.BallsInBins(1, 4), "independently of the others (balls in bins, one epoch)."),
+        (dpmf.BallsInBins(3, 1), "Each record takes part in every iteration."),
+        (dpmf.BallsInBins(3, 4, rethrow_every=1, stride=4), "Each record takes part every 4 iterations."),
         (dpmf.BallsInBins(4, 4, rethrow_every=2, stride=2), "one of the 2 (of 4) batches of its group"),
         (dpmf.Poisson(2, 4), "in each iteration with probability 1/4, independently"),
         (dpmf.cyclic_poisson(2, 4, 2), "of its group (of 2 groups that take turns) with probability 2/4"),

@@ -100,9 +100,10 @@ def _how_far(design: Design) -> str:
     if not known:
         line = "No mechanism here has a certified lower bound."
     else:
+        have, them = ("has", "it") if known == 1 else ("have", "one of them")
         line = (
-            f"Of the {len(options)} mechanisms, {known} have a certified lower bound: no accountant can make one of "
-            f"them better than the best by more than a factor of {design.at_most_above_optimal:.3f}."
+            f"Of the {len(options)} mechanisms, {known} {have} a certified lower bound: no accountant can make {them} "
+            f"better than the best by more than a factor of {design.at_most_above_optimal:.3f}."
         )
     sampled = [option.error for option in options if not option.certified and option.error < design.best.error]
     if sampled:

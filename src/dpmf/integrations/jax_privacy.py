@@ -8,8 +8,8 @@
 
 jax-privacy uses σ in two senses. The `stddev` of a privatizer over the clipping norm and the noise multiplier of
 `experimental.monte_carlo` belong to the strategy as given, like dpmf's. The noise multiplier of
-`amplified_bandmf_event` and `BandMFExecutionPlanConfig` is for a strategy with columns of norm one: dpmf's over the
-largest column norm (`unit_column_noise_multiplier`).
+`amplified_bandmf_event` and `BandMFExecutionPlanConfig` (after 2.0.0 `BandMFConfig`) is for a strategy with columns of
+norm one: dpmf's over the largest column norm (`unit_column_noise_multiplier`).
 """
 
 from __future__ import annotations

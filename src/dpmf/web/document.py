@@ -17,7 +17,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; } td, th { padding: .3rem .9rem; border-bottom: 1px solid #ddd; text-align: left; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 tr.best td { font-weight: 600; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
-.pictures { display: flex; flex-wrap: wrap; gap: 1rem; } .pictures figure { margin: 0; flex: 1 1 24rem; }
+.pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
+.pictures figure { margin: 0; flex: 1 1 24rem; max-width: 31rem; }
 .pictures svg { width: 100%; height: auto; } footer { margin-top: 2rem; color: #666; font-size: .85rem; }
 """
 
@@ -121,5 +122,5 @@ def _attacks(view: View) -> str:
     if not view.attacks or view.curve_noise is None:
         return ""
     rows = "\n".join(f'<tr><td>{escape(name)}</td><td class="number">{value}</td></tr>' for name, value in view.attacks)
-    sigma = given(view.curve_noise)
+    sigma = noise(view.curve_noise)
     return f"<h2>What any attack can achieve, at noise multiplier {sigma}</h2>\n<table>\n{rows}\n</table>\n"

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,12 @@ def test_tables_and_pictures(
     assert "make_private" in printed
     shown.design_plotter(tmp_path / "errors.png")(found)
     assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_lower_bound_or_several(found: designs.Design) -> None:
+    best, other = replace(found.best, lower=1.0), replace(found.best, lower=None)
+    assert "Of the 2 mechanisms, 1 has a certified" in shown._how_far(replace(found, best=best, others=(other,)))
+    assert "Of the 2 mechanisms, 2 have a certified" in shown._how_far(replace(found, best=best, others=(best,)))
 
 
 def test_on_the_command_line(found: designs.Design) -> None:

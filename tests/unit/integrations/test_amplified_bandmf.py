@@ -8,7 +8,10 @@ import dpmf
 from dpmf.batching import Poisson
 from dpmf.strategies import bsr, dpsgd
 
-events = pytest.importorskip("jax_privacy.experimental.accounting")
+try:  # the newest release
+    import jax_privacy.experimental.accounting as events
+except ImportError:  # its development head
+    events = pytest.importorskip("jax_privacy.accounting")
 pld = pytest.importorskip("dp_accounting.pld.pld_privacy_accountant")
 
 
