@@ -20,7 +20,7 @@ from dpmf.search import least_noise
 
 SMALL = Mechanism(strategies.bsr(3), BallsInBins(2, 8))
 PLAIN = Mechanism(strategies.dpsgd(), BallsInBins(2, 8))
-NAMES = ["best", "auto", "chain", "moments", "own-bin", "cascade", "renyi", "conditional", "lattice", "gaussian"]
+NAMES = ["best", "auto", "chain", "own-bin", "moments", "cascade", "renyi", "conditional", "lattice", "gaussian"]
 NONE_LEFT = 1e-9
 
 

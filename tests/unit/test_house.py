@@ -83,7 +83,7 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_every_accountant_with_parts_has_tests_of_its_name() -> None:
     """And the folder of accountants stays small enough to be read at a glance."""
     entries = [path for path in (SOURCE / "dpmf" / "accountants").iterdir() if path.name != "__pycache__"]
-    assert len(entries) <= 14
+    assert len(entries) <= 15
     packages = {path.name for path in entries if path.is_dir()}
     tested = {path.name for path in (paths.TESTS / "unit" / "accountants").iterdir() if path.is_dir()}
     assert packages <= tested

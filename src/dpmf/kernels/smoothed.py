@@ -31,9 +31,16 @@ def _normal(x):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
+def _a(y, mean, deviation, sign):  # type: ignore[no-untyped-def]
+    """a, rounded up (sign +1) or down (−1): near the least y little is left of 1 + deviation·y but its error."""
+    part = deviation * y
+    return mean * ((1 + part) + sign * 1e-15 * (1 + abs(part)))
+
+
+@nb.njit(cache=True, nogil=True)
 def payoff(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     """g(y), rounded up; `root` is √v."""
-    a = mean * (1 + deviation * y)
+    a = _a(y, mean, deviation, sign)
     if a <= 0.0:
         return 0.0 if sign > 0 else 1.0
     ratio = strike / a if sign > 0 else strike * a
@@ -62,11 +69,11 @@ def _bend(low, high, sign, strike, root, mean, deviation):  # type: ignore[no-un
     """At least −g'' on [low, high]."""
     if sign < 0:
         return 0.0
-    a = mean * (1 + deviation * low)
+    a = _a(low, mean, deviation, -1.0)
     if a <= 0.0:
         return math.inf
-    top = mean * (1 + deviation * high)
-    d = math.log(top / strike) / root - root / 2
+    far = math.log(_a(high, mean, deviation, 1.0) / strike)
+    d = (far + 1e-14 * (1 + abs(far))) / root - root / 2
     return 2 * strike / (a * a * a) * _normal(d + 1e-9) * (mean * deviation) ** 2 * (1 + 1e-9)
 
 
@@ -184,6 +191,8 @@ def _lifted(coefficients, edges, law, little):  # type: ignore[no-untyped-def]
             for y, lack in ((low, g_low - p_low), (high, g_high - p_high)):
                 if lack > missing:  # no cell can show less
                     missing, where = lack, y
+            if not abs(p_low) + abs(p_high) + abs(short) < math.inf:  # powers of y were too large
+                return math.inf, low
             if short > max(little, 1.01 * missing) and depth < _DEPTH:
                 middle = (low + high) / 2
                 lows[waiting], highs[waiting], depths[waiting] = middle, high, depth + 1

@@ -19,6 +19,7 @@ from dpmf.numerics import UNIT, Array
 
 _RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
 _LEAST_SHARED = 1e-7  # the least v, relative to the largest entry, that is worth while
+_LEAST = 1e-40  # of smaller entries, products of six underflow
 _NEGLIGIBLE = 0.03  # the part of a fourth moment that is not worth another product of matrices
 _SHRUNK = (1.0, 0.9, 0.5, 0.1)  # parts of the largest v that are tried in turn
 
@@ -61,7 +62,7 @@ class Shared:
         b = len(s)
         budget.claim(8.0 * 12 * b * b)
         raised = _RAISED * float(s.max())
-        if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 8:
+        if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 8 or float(s.max()) < _LEAST:
             return None
         half, whole = s.copy(), s.copy()
         half[np.diag_indices(b)] += raised / 2

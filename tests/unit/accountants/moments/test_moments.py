@@ -21,10 +21,9 @@ from scipy.optimize import linprog
 import dpmf
 from dpmf import strategies
 from dpmf.accountants import Moments
-from dpmf.accountants.moments import _given_mean
-from dpmf.accountants.moments._given_mean import GivenMean, Shape
+from dpmf.accountants.moments._given_mean import GivenMean, Graphs, Shape, complete_graph
 from dpmf.batching import BallsInBins
-from dpmf.kernels.moments import option_above
+from dpmf.kernels.moments import diamond_sum, option_above
 from dpmf.mechanism import Mechanism
 
 TRUTH = json.loads(paths.TRUE_SIGMA.read_text())
@@ -87,18 +86,55 @@ def test_moments_contain_those_of_an_enumeration_in_balls(
     assert shape.errors.max() < (1e-6 if size > 1e-4 else 1.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_complete_graph_is_bounded(seed: int) -> None:
+def random_graph(seed: int, lowest: float) -> tuple[np.ndarray, np.ndarray]:
+    """A random symmetric f and random weights."""
     rng = np.random.default_rng(seed)
     b = int(rng.integers(2, 7))
-    f = rng.random((b, b)) * rng.choice([0.1, 3.0])
-    f = (f + f.T) / 2
-    weights = rng.dirichlet(np.ones(b))
-    exact = sum(
+    f = rng.uniform(lowest, 1.0, (b, b)) * rng.choice([0.1, 3.0])
+    return (f + f.T) / 2, rng.dirichlet(np.ones(b))
+
+
+def complete_sum(f: np.ndarray, weights: np.ndarray) -> float:
+    """The sum over the complete graph of four vertices, by enumeration."""
+    return sum(
         math.prod(weights[list(chosen)]) * math.prod(f[i, j] for i, j in combinations(chosen, 2))
-        for chosen in product(range(b), repeat=4)
+        for chosen in product(range(len(f)), repeat=4)
     )
-    assert exact <= _given_mean._complete(f, weights) <= 30 * exact
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_over_graphs_are_those_of_all_tuples(seed: int) -> None:
+    """The n-th moment around the mean: Σ w·Π(1 + f over pairs), with every vertex that has no edge taken away."""
+    f, weights = random_graph(seed, -0.9)
+    b = len(f)
+    raw = [
+        sum(
+            math.prod(weights[list(chosen)]) * math.prod(1 + f[i, j] for i, j in combinations(chosen, 2))
+            for chosen in product(range(b), repeat=n)
+        )
+        for n in range(5)
+    ]
+    central = [sum(math.comb(n, k) * raw[k] * (-1) ** (n - k) for k in range(n + 1)) for n in range(5)]
+    for found in (Graphs.of(f, weights), Graphs.of(f, weights, f @ np.diag(weights) @ f)):
+        assert found.two == pytest.approx(central[2], rel=1e-9, abs=1e-12)
+        assert found.three == pytest.approx(central[3], rel=1e-9, abs=1e-12)
+        assert found.four + complete_sum(f, weights) == pytest.approx(central[4], rel=1e-9, abs=1e-12)
+    diamonds = sum(
+        weights[i] * weights[j] * weights[k] * weights[m] * f[i, j] * f[i, k] * f[k, j] * f[i, m] * f[m, j]
+        for i, j, k, m in product(range(b), repeat=4)
+    )
+    assert diamond_sum(f, f @ np.diag(weights) @ f, weights) == pytest.approx(diamonds, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_complete_graph_is_bounded(seed: int) -> None:
+    f, weights = random_graph(seed, 0.0)
+    exact = complete_sum(f, weights)
+    known = (f * weights) @ f
+    plain = float(f.max()) * float(diamond_sum(f, known, weights))  # is enough where it need not be smaller
+    assert complete_graph(f, weights, known, enough=plain) == pytest.approx(plain)
+    assert complete_graph(f, weights, known) == pytest.approx(complete_graph(f, weights))
+    assert exact <= complete_graph(f, weights) <= 30 * exact
 
 
 # --- polynomials above options -------------------------------------------------------------------------------------

@@ -1,0 +1,263 @@
+"""Moments given what is seen around a bin, against enumeration in balls; what is left is a covariance."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+
+import balls
+import numpy as np
+import pytest
+from flint import arb, ctx
+
+from dpmf import strategies
+from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, circulant_above
+from dpmf.batching import BallsInBins
+from dpmf.kernels.smoothed import smoothed_above
+from dpmf.mechanism import Mechanism
+
+
+@pytest.fixture(autouse=True)
+def many_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctx, "prec", 300)
+
+
+def covariance(seed: int, b: int, size: float) -> np.ndarray:
+    """A random covariance of non-negative entries."""
+    loads = np.random.default_rng(seed).random((b, b + 2)) ** 3
+    matrix = loads @ loads.T
+    return size * matrix / matrix.max()
+
+
+def banded(b: int, size: float) -> np.ndarray:
+    """The Gram matrix of a banded strategy: bins far away share little with one bin, and the loads have both signs."""
+    gram = Mechanism(strategies.bsr(3), BallsInBins(3, b)).gram_upper()
+    return size * gram / gram.max()
+
+
+def shared_of(s: np.ndarray) -> Shared:
+    found = Shared.of(s)
+    assert found is not None
+    return found
+
+
+def exact_rest(shared: Shared, loads: np.ndarray) -> list[list[arb]]:
+    """D = S − v − llᵀ without rounding."""
+    v, exact = balls.exact(shared.variance), [balls.exact(float(x)) for x in loads]
+    return [
+        [balls.exact(float(x)) - v - exact[i] * exact[j] for j, x in enumerate(row)] for i, row in enumerate(shared.s)
+    ]
+
+
+def pivots(matrix: list[list[arb]]) -> list[arb]:
+    """Those of Gaussian elimination: all are positive if and only if a symmetric matrix is positive definite."""
+    left, found = [list(row) for row in matrix], []
+    for k, row in enumerate(left):
+        found.append(row[k])
+        for below in left[k + 1 :]:
+            factor = below[k] / row[k]
+            below[k:] = [x - factor * y for x, y in zip(below[k:], row[k:], strict=True)]
+    return found
+
+
+# --- the split -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_circulant_matrix_above(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    b = int(rng.integers(2, 12))
+    gram = covariance(seed, b, 10.0 ** rng.uniform(-3, 3)) * (rng.random() < 0.7) + np.diag(rng.random(b))
+    found = circulant_above(gram)
+    assert np.all(found >= gram)
+    for shift in range(b):
+        assert np.array_equal(np.roll(found, (shift, shift), (0, 1)), found)
+    assert np.array_equal(found, found.T)
+    exact = [[balls.exact(float(x)) for x in row] for row in found]
+    assert all(pivot > 0 for pivot in pivots(exact))
+    # Every entry is one of those given, but for the diagonal.
+    assert np.all(np.isin(found[~np.eye(b, dtype=bool)], gram))
+
+
+def test_a_circulant_matrix_stays_nearly_as_it_is() -> None:
+    gram = circulant_above(banded(12, 2.0))
+    np.testing.assert_allclose(circulant_above(gram), gram, rtol=1e-10)
+
+
+def test_a_negative_eigenvalue_is_raised() -> None:
+    gram = np.eye(4)
+    gram[0, 1] = gram[1, 0] = 0.9  # on the whole ring: 1 + 2·0.9·cos(π) < 0
+    found = circulant_above(gram)
+    assert found[0, 0] == pytest.approx(1.8)
+    assert np.linalg.eigvalsh(found).min() >= 0
+
+
+@pytest.mark.parametrize("circulant", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_left_without_the_shared_noise_is_a_covariance(seed: int, circulant: bool) -> None:
+    b = 3 + seed
+    s = covariance(seed, b, 10.0 ** (seed - 4.0)) if seed % 2 else banded(b, 10.0 ** (seed - 4.0))
+    if circulant:
+        s = circulant_above(s)
+    found = Shared.of(s, circulant)
+    assert found is not None
+    assert np.all(found.s >= s)
+    assert np.all(found.s <= s + 1.01e-9 * s.max() * np.eye(b))
+    v = balls.exact(found.variance)
+    assert all(pivot > 0 for pivot in pivots([[balls.exact(float(x)) - v for x in row] for row in found.s]))
+    # It is about the largest v: 1/(1ᵀS⁻¹1).
+    assert found.variance >= 0.89 / float(np.linalg.solve(found.s, np.ones(b)).sum())
+
+
+def test_matrices_that_share_nothing_or_all() -> None:
+    assert Shared.of(np.eye(5)) is not None
+    assert Shared.of(np.diag([1.0, 1.0, 0.0])) is None  # a bin that nothing is seen of
+    assert Shared.of(np.zeros((3, 3))) is None
+    assert Shared.of(np.full((3, 3), math.nan)) is None
+    assert Shared.of(1e-50 * np.eye(3)) is None  # products of so small entries are not numbers any more
+    for matrix in (np.ones((4, 4)), np.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])):
+        found = Shared.of(matrix)
+        if found is not None:
+            v = balls.exact(found.variance)
+            assert all(pivot > 0 for pivot in pivots([[balls.exact(float(x)) - v for x in row] for row in found.s]))
+
+
+# --- moments given τ -----------------------------------------------------------------------------------------------
+
+
+def exact_terms(shared: Shared, given: GivenBin, index: int, tau: float) -> list[arb]:
+    """The α_j, times b."""
+    rest, node = exact_rest(shared, given.loads), balls.exact(tau)
+    loads = [balls.exact(float(x)) for x in given.loads]
+    return [(load * node - load * load / 2 + rest[index][j]).exp() for j, load in enumerate(loads)]
+
+
+def exact_moments(rest: list[list[arb]], terms: list[arb]) -> tuple[arb, list[arb]]:
+    """The mean of Σ α_j·ξ_j, and moments of its ratio to it around 1 up to order four, by enumeration."""
+    b = len(terms)
+    total = sum(terms, arb(0))
+    raw = [arb(1)]
+    for order in range(1, 5):
+        value = arb(0)
+        for chosen in product(range(b), repeat=order):
+            weight = arb(1)
+            for i in chosen:
+                weight *= terms[i] / total
+            value += weight * sum((rest[i][j] for i, j in combinations(chosen, 2)), arb(0)).exp()
+        raw.append(value)
+    central = [sum((math.comb(n, k) * raw[k] * (-1) ** (n - k) for k in range(n + 1)), arb(0)) for n in range(5)]
+    return total / b, central
+
+
+MATRICES = {
+    "random": covariance(3, 4, 1.5),
+    "random, small": covariance(4, 4, 1e-3),
+    "tiny": covariance(4, 4, 1e-8),
+    "banded": banded(4, 0.8),
+    "banded, large": banded(4, 6.0),
+    "independent": np.diag([1.0, 0.5, 2.0]),
+}
+
+
+@pytest.mark.parametrize("tau", [-4.0, 0.7, 5.0])
+@pytest.mark.parametrize("name", MATRICES)
+def test_moments_contain_those_of_an_enumeration_in_balls(name: str, tau: float) -> None:
+    s = MATRICES[name]
+    shared = shared_of(s)
+    for index in (0, len(s) - 1):
+        given = GivenBin(shared, index)
+        rest = exact_rest(shared, given.loads)
+        ranged = [max(pair, key=lambda x: float(x.mid())) for pair in zip(
+            exact_terms(shared, given, index, tau), exact_terms(shared, given, index, tau + 1.5), strict=True
+        )]  # fmt: skip
+        for shape, terms in (
+            (given.at(tau), exact_terms(shared, given, index, tau)),
+            (given.between(tau, tau + 1.5), ranged),
+        ):
+            mean, central = exact_moments(rest, terms)
+            assert abs(mean / shape.mean - 1) <= shape.error
+            d = balls.exact(shape.deviation)
+            second, third, fourth = (central[n] / d**n for n in (2, 3, 4))
+            assert abs(second - 1) <= shape.errors[1]
+            assert abs(third - shape.skewness) <= shape.errors[2]
+            assert fourth <= shape.kurtosis
+            close = name not in ("tiny", "independent")  # where nothing is left to vary, errors are all there is
+            assert float(fourth) >= 0.3 * shape.kurtosis or not close
+            # No sum of positive terms is smaller.
+            assert shape.lowest == -1 / shape.deviation
+            # The errors that are allowed for are small beside what they are errors of.
+            assert shape.errors.max() < (1e-6 if close else 1.0)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_ranges_are_above_everything_inside(name: str) -> None:
+    shared = shared_of(MATRICES[name])
+    given = GivenBin(shared, 1)
+    for low, high in ((-6.0, -4.0), (-1.0, 1.0), (2.0, 5.0)):
+        ranged = given.between(low, high)
+        most = np.maximum(given._terms(low), given._terms(high))
+        assert ranged.mean == pytest.approx(most.sum() / len(most), rel=1e-12)
+        for tau in np.linspace(low, high, 9).tolist():
+            shape = given.at(tau)
+            assert np.all(given._terms(tau) <= most * (1 + 1e-13))
+            assert shape.mean <= ranged.mean * (1 + 1e-13)
+            strike, root = 1.5, math.sqrt(shared.variance)
+            values = [smoothed_above(1, strike, root, x.mean, x.deviation, *x.known, 0.0) for x in (shape, ranged)]
+            assert values[0] <= values[1] * 1.1 + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_left_given_tau_is_a_covariance(seed: int) -> None:
+    """In exact arithmetic, with the very loads and v that are used."""
+    b, size = 2 + seed, 10.0 ** (seed % 4 - 2)
+    for s in (covariance(seed, b, size), banded(b, size), circulant_above(covariance(seed, b, size))):
+        shared = shared_of(s)
+        for index in range(b):
+            given = GivenBin(shared, index)
+            assert all(pivot > 0 for pivot in pivots(exact_rest(shared, given.loads)))
+            assert given.own == given.loads[index] >= 0
+            assert given.largest >= np.abs(given.loads).max()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_second_derivative_is_bounded(seed: int) -> None:
+    """That of a_i·(1 − K/A)_+ in τ, by differences in balls, is at least −bend·a_i wherever A > K, and 0 below."""
+    rng = np.random.default_rng(seed)
+    b = int(rng.integers(2, 9))
+    s = banded(b, 3.0) if seed % 2 else covariance(seed, b, 3.0)
+    index = int(rng.integers(b))
+    given = GivenBin(shared_of(s), index)
+    loads = [balls.exact(float(x)) for x in given.loads]
+    h = arb(2) ** -60
+    least = arb(0)
+    for _ in range(300):
+        heights = [balls.exact(float(x)) for x in np.exp(rng.normal(size=b) * rng.choice([0.5, 3.0]))]
+        tau = balls.exact(float(rng.normal() * 3))
+
+        def terms(x: arb, heights: list[arb] = heights) -> tuple[arb, arb]:
+            each = [height * (load * x).exp() for height, load in zip(heights, loads, strict=True)]
+            return each[index], sum(each, arb(0)) / b
+
+        own, total = terms(tau)
+        strike = total * balls.exact(float(rng.uniform(0.3, 0.999)))
+        left, here, right = (a - strike * a / m for a, m in map(terms, (tau - h, tau, tau + h)))
+        second = (left - 2 * here + right) / (h * h) / own
+        assert second >= -balls.exact(given.bend) - balls.exact(1e-9)
+        least = second if float(second.mid()) < float(least.mid()) else least
+    # Where the loads have both signs, or another is more than twice as large, it is not convex.
+    assert given.bend == 0 or float(least.mid()) < 1e-3
+
+
+def test_some_of_them_are_not_convex() -> None:
+    """So that the test above says something."""
+    bends = [GivenBin(shared_of(banded(b, 3.0)), 0).bend for b in range(3, 9)]
+    assert max(bends) > 0
+
+
+def test_bins_that_nothing_is_to_be_said_about_have_no_loads() -> None:
+    shared = Shared(np.full((3, 3), 1.0) + 1e-9 * np.eye(3), 1.0)
+    given = GivenBin(shared, 0)
+    if given.own == 0:
+        assert not given.loads.any()
+        assert given.bend == 0
+    assert all(pivot > 0 for pivot in pivots(exact_rest(shared, given.loads)))
