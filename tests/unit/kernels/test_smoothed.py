@@ -224,7 +224,9 @@ PUTS = [
 ]
 
 
-@pytest.mark.parametrize("case", [(1, *case[:4], -1 / case[3], *case[4:]) for case in CASES] + [(-1, *put) for put in PUTS])
+@pytest.mark.parametrize(
+    "case", [(1, *case[:4], -1 / case[3], *case[4:]) for case in CASES] + [(-1, *put) for put in PUTS]
+)
 def test_it_is_about_the_least_that_four_moments_allow(case: tuple[float, ...]) -> None:
     """A linear programme over polynomials that are above the payoff at many points: a lower bound, and close."""
     sign, strike, root, mean, deviation, lowest, skewness, kurtosis = case

@@ -57,6 +57,7 @@ class _Tuning:
 
 
 _TUNING = _Tuning()
+_LEAST_VARIANCE = 1e-40  # of smaller G/σ² products of six underflow
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class _PreparedMoments(PreparedAccountant):
         """δ(ε) of the Gaussian mechanism without amplification, and whether that is all that is to be said."""
         largest = float(self._gram.max()) / noise_multiplier / noise_multiplier
         plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
-        return plain, not plain > _TUNING.negligible or largest > _TUNING.largest_variance or self._b == 1
+        outside = largest > _TUNING.largest_variance or largest < _LEAST_VARIANCE
+        return plain, not plain > _TUNING.negligible or outside or self._b == 1
 
     def _found(self, given: GivenMean, spacing: float, epsilon: float, direction: Direction, aimed: float) -> _Found:
         """A bound on δ(ε) from nodes at a distance.

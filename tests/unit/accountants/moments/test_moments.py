@@ -243,3 +243,11 @@ def test_moments_are_shared_by_all_questions_about_one_noise_multiplier(monkeypa
     assert prepared.deltas(5.0, [0.5, 0.52], "remove")[1] < first
     assert len(asked) < 1.2 * once
     assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_so_much_noise_that_moments_underflow(direction: str) -> None:
+    """Products of small covariances are zero in floating point: the closed form answers."""
+    mechanism = Mechanism(strategies.bsr(2), BallsInBins(2, 3))
+    for sigma in (1e60, 1e80, 1e120):
+        assert 0 < Moments().prepare(mechanism).delta(sigma, 0.0, direction).value < 1e-50

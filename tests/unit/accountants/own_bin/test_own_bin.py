@@ -240,7 +240,7 @@ def test_the_add_direction_is_close_to_the_sampled_truth(name: str) -> None:
         if row["mechanism"] == name and row.get("sigma_add"):
             found = prepared.delta(row["sigma_add"], row["epsilon"], "add", row["delta"]).value
             assert row["delta"] * (1 - 4 * row["rel_se_delta_add"]) <= found
-            assert found <= 10 * row["delta"] or row["epsilon"] > 1
+            assert found <= 1.2 * row["delta"] or name.startswith("bsr64") or row["epsilon"] > 0.25
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
