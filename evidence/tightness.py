@@ -79,8 +79,8 @@ def cell_of(row: Row, column: str, epsilon: float) -> Cell:
         return Cell.of("sigma-sampled", accountant=SAMPLER, **target)
     if column == "lower":
         return Cell.of("sigma-lower", tolerance=1e-4, **target)
-    # These have nothing of their own for the other direction.
-    direction = "remove" if column in ("own-bin", "cascade") else "both"
+    # The cascade has nothing of its own for the other direction.
+    direction = "remove" if column == "cascade" else "both"
     tolerance = 1e-3 if column == "conditional" else 1e-4
     return Cell.of("sigma", accountant=accountant(column), direction=direction, tolerance=tolerance, **target)
 

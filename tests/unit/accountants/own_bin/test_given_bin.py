@@ -185,7 +185,7 @@ def test_moments_contain_those_of_an_enumeration_in_balls(name: str, tau: float)
             assert float(fourth) >= 0.3 * shape.kurtosis or not close
             # No sum of positive terms is smaller.
             assert shape.lowest == pytest.approx(-1 / shape.deviation)
-                assert shape.lowest <= -1 / shape.deviation
+            assert shape.lowest <= -1 / shape.deviation
             # The errors that are allowed for are small beside what they are errors of.
             assert shape.errors.max() < (1e-6 if close else 1.0)
 
