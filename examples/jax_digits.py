@@ -3,7 +3,7 @@
     python examples/jax_digits.py
     python examples/jax_digits.py --epsilon 4 --bandwidth 1
 
-Needs `pip install '.[jax]'` in a clone, and scikit-learn.
+Needs dpmf[jax] and scikit-learn.
 """
 
 from __future__ import annotations

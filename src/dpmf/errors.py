@@ -42,9 +42,9 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
         said = (str(reason).splitlines() or ["it cannot be imported"])[0].partition(" (")[0]
         return MissingExtraError(
             f"{purpose} cannot use the installed version of {package}: {said}; "
-            f"pip install '.[{extra}]' in a clone of dpmf, in a fresh environment, gives one that dpmf is tested with"
+            f"pip install 'dpmf[{extra}]' in a fresh environment gives one that dpmf is tested with"
         )
-    return MissingExtraError(f"{purpose} needs {package}: pip install '.[{extra}]' in a clone of dpmf")
+    return MissingExtraError(f"{purpose} needs {package}: pip install 'dpmf[{extra}]'")
 
 
 def found_in(name: str, *places: str) -> Any:

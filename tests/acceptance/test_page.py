@@ -185,7 +185,7 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from dpmf.web import serve
 
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(dpmf.MissingExtraError, match=r"pip install '\.\[web\]'"):
+    with pytest.raises(dpmf.MissingExtraError, match=r"pip install 'dpmf\[web\]'"):
         serve.serve(0, browser=False)
 
 
