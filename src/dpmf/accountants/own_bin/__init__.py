@@ -38,6 +38,7 @@ class _Tuning:
     Attributes:
       largest_batches: mechanisms with more batches are left to others: a node costs b³ operations.
       few_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
+      wider: by how much nodes are farther apart where every bin is asked.
       circulant_cost: by which factor the sum of all entries may grow for the matrix to be made circulant.
       largest_variance: above this G/σ² moments say nothing, and the closed form without amplification answers.
       negligible: it also does below this δ.
@@ -51,7 +52,8 @@ class _Tuning:
     """
 
     largest_batches: int = 512
-    few_batches: int = 40
+    few_batches: int = 8
+    wider: float = 2.0
     circulant_cost: float = 1.01
     largest_variance: float = 12.0
     negligible: float = 1e-100
@@ -168,7 +170,7 @@ class _Law:
     def __init__(self, s: Array, circulant: bool, spacing: float) -> None:
         self._shared = Shared.of(s, circulant)
         self.usable = self._shared is not None
-        self._count, self._spacing = 1 if circulant else len(s), spacing
+        self._count, self._spacing = (1, spacing) if circulant else (len(s), spacing * _TUNING.wider)
         self._root = 0.0 if self._shared is None else math.sqrt(self._shared.variance)
 
     @cached_property
