@@ -278,7 +278,9 @@ class _PreparedOwnBin(PreparedAccountant):
         value, likely = min(found, default=(1.0, 1.0))
         if not value < closed.value:
             return closed
-        return Evaluation(value, {"bins": bins}, slack=value / max(likely, 1e-300))
+        # What a circulant matrix costs is not in the estimate.
+        slack = math.inf if costly and bins < self._b else value / max(likely, 1e-300)
+        return Evaluation(value, {"bins": bins}, slack=slack)
 
     def _law(self, noise_multiplier: float, circulant: bool) -> _Law:
         key = noise_multiplier, circulant
