@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
+from itertools import combinations, product
 
 from flint import arb, fmpq
 
@@ -11,6 +13,25 @@ def exact(value: float | Fraction | int) -> arb:
     """A number that double precision or a fraction has exactly."""
     ratio = Fraction(value)
     return arb(fmpq(ratio.numerator, ratio.denominator))
+
+
+def moments_of_sum(covariance: list[list[arb]], terms: list[arb]) -> tuple[arb, list[arb]]:
+    """The sum S of log-normal variables with these means and this covariance of their exponents.
+
+    Returned are E S / len(terms), and the moments of S/E S around 1 up to order four, by enumeration of all tuples.
+    """
+    total = sum(terms, arb(0))
+    raw = [arb(1)]
+    for order in range(1, 5):
+        value = arb(0)
+        for chosen in product(range(len(terms)), repeat=order):
+            weight = arb(1)
+            for i in chosen:
+                weight *= terms[i] / total
+            value += weight * sum((covariance[i][j] for i, j in combinations(chosen, 2)), arb(0)).exp()
+        raw.append(value)
+    central = [sum((math.comb(n, k) * raw[k] * (-1) ** (n - k) for k in range(n + 1)), arb(0)) for n in range(5)]
+    return total / len(terms), central
 
 
 def upper_tail(z: arb) -> arb:

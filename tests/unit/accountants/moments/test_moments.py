@@ -49,21 +49,9 @@ def exact_moments(s: np.ndarray, z: float) -> tuple[arb, list[arb], arb]:
     rest = [[matrix[i][j] - loads[i] * loads[j] for j in range(b)] for i in range(b)]
     node = balls.exact(z)
     terms = [(load * node - load * load / 2).exp() for load in loads]
-    total = sum(terms, arb(0))
-    raw = [arb(1)]
-    for order in range(1, 5):
-        value = arb(0)
-        for chosen in product(range(b), repeat=order):
-            weight = arb(1)
-            for i in chosen:
-                weight *= terms[i] / total
-            value += weight * sum((rest[i][j] for i, j in combinations(chosen, 2)), arb(0)).exp()
-        raw.append(value)
-    central = [
-        sum((math.comb(n, k) * raw[k] * (-1) ** (n - k) for k in range(n + 1)), arb(0)) for n in range(5)
-    ]  # fmt: skip
+    mean, central = balls.moments_of_sum(rest, terms)
     half = sum((matrix[i][i] for i in range(b)), arb(0)) / (2 * b)
-    return total / b, central, (root * node - half).exp()
+    return mean, central, (root * node - half).exp()
 
 
 @pytest.mark.parametrize(("size", "z"), [(1.5, 0.7), (0.3, -4.0), (1e-3, 3.0), (1e-8, 0.0)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, product
 
 import balls
 import numpy as np
@@ -132,23 +131,6 @@ def exact_terms(shared: Shared, given: GivenBin, index: int, tau: float) -> list
     return [(load * node - load * load / 2 + rest[index][j]).exp() for j, load in enumerate(loads)]
 
 
-def exact_moments(rest: list[list[arb]], terms: list[arb]) -> tuple[arb, list[arb]]:
-    """The mean of Σ α_j·ξ_j, and moments of its ratio to it around 1 up to order four, by enumeration."""
-    b = len(terms)
-    total = sum(terms, arb(0))
-    raw = [arb(1)]
-    for order in range(1, 5):
-        value = arb(0)
-        for chosen in product(range(b), repeat=order):
-            weight = arb(1)
-            for i in chosen:
-                weight *= terms[i] / total
-            value += weight * sum((rest[i][j] for i, j in combinations(chosen, 2)), arb(0)).exp()
-        raw.append(value)
-    central = [sum((math.comb(n, k) * raw[k] * (-1) ** (n - k) for k in range(n + 1)), arb(0)) for n in range(5)]
-    return total / b, central
-
-
 MATRICES = {
     "random": covariance(3, 4, 1.5),
     "random, small": covariance(4, 4, 1e-3),
@@ -174,7 +156,7 @@ def test_moments_contain_those_of_an_enumeration_in_balls(name: str, tau: float)
             (given.at(tau), exact_terms(shared, given, index, tau)),
             (given.between(tau, tau + 1.5), ranged),
         ):
-            mean, central = exact_moments(rest, terms)
+            mean, central = balls.moments_of_sum(rest, terms)
             assert abs(mean / shape.mean - 1) <= shape.error
             d = balls.exact(shape.deviation)
             second, third, fourth = (central[n] / d**n for n in (2, 3, 4))
