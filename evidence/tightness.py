@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,52 @@ ROWS = (
     Row("irregular coefficients, b=100, k=5", MechanismSpec("coefficients", 5, 100, coefficients=_IRREGULAR), _OTHERS),
 )
 
+
+@dataclass(frozen=True)
+class Draw:
+    """A mechanism that nobody chose, and the ε at which it is asked."""
+
+    row: Row
+    epsilon: float
+
+
+DRAWS = 32
+
+
+@cache
+def draws() -> tuple[Draw, ...]:
+    """Mechanisms at random, always the same: six families, 16 to 400 batches, 1 to 50 epochs, ε from 0.25 to 8."""
+    rng = random.Random(2026)
+
+    def between(low: float, high: float) -> float:
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+    found = []
+    for place in range(DRAWS):
+        b = round(between(16, 400))
+        k = 1 if rng.random() < 1 / 3 else round(between(2, min(50, 4000 / b)))
+        name, spec = _drawn(("bsr", "bisr", "power", "exponentials", "decreasing", "irregular")[place % 6], k, b, rng)
+        row = Row(f"{name}, b={b}, k={k}", spec, _OTHERS)
+        found.append(Draw(row, float(f"{between(0.25, 8):.2g}")))
+    return tuple(found)
+
+
+def _drawn(family: str, k: int, b: int, rng: random.Random) -> tuple[str, MechanismSpec]:
+    if family in ("bsr", "bisr"):
+        p = rng.choice([p for p in (2, 3, 5, 8, 12, 24, 48, 96) if p < b])
+        return f"{family.upper()}{p}", MechanismSpec(family, k, b, p)
+    if family == "power":
+        decay, exponent = rng.choice((0.8, 0.9, 0.95, 0.98, 0.995)), rng.choice((0.3, 0.5, 0.7))
+        return f"(1 − {decay}x)^(−{exponent})", MechanismSpec("power", k, b, decay=decay, exponent=exponent)
+    if family == "exponentials":
+        decays = tuple(sorted(rng.sample((0.5, 0.8, 0.9, 0.95, 0.98), 2)))
+        return f"mean of {decays[0]}ⁱ and {decays[1]}ⁱ", MechanismSpec("exponentials", k, b, decays=decays)
+    others = [round(rng.uniform(0, 1), 2) for _ in range(rng.randint(2, 11))]
+    if family == "decreasing":
+        others.sort(reverse=True)
+    return f"{len(others) + 1} {family} coefficients", MechanismSpec("coefficients", k, b, coefficients=(1.0, *others))
+
+
 TRUTH = "monte-carlo"
 _LOOKS: dict[str, dict[str, Any]] = {
     "conditional": {"marker": "s", "color": "#d55e00", "markersize": 4},
@@ -70,6 +119,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "best": {"marker": "o", "color": "#009e73", "markersize": 8, "markerfacecolor": "none"},
 }
 COLUMNS = ("renyi", "conditional", "chain", "moments", "own-bin", "cascade", "best", "lower")
+UNLISTED = (TRUTH, "best", "lower")  # what mechanisms drawn at random are asked for
 
 
 def cell_of(row: Row, column: str, epsilon: float) -> Cell:
@@ -88,7 +138,8 @@ def cell_of(row: Row, column: str, epsilon: float) -> Cell:
 def cells() -> tuple[Cell, ...]:
     """Every cell, the cheap columns first: an interrupted run leaves a table worth reading."""
     columns = (TRUTH, "lower", "moments", "own-bin", "cascade", "best", "renyi", "chain", "conditional")
-    return tuple(cell_of(row, column, epsilon) for column in columns for row in ROWS for epsilon in EPSILONS)
+    table = tuple(cell_of(row, column, epsilon) for column in columns for row in ROWS for epsilon in EPSILONS)
+    return table + tuple(cell_of(draw.row, column, draw.epsilon) for column in UNLISTED for draw in draws())
 
 
 def ratio_of(results: Results, row: Row, column: str, epsilon: float) -> float | None:
@@ -148,6 +199,27 @@ def verdict(results: Results) -> str:
     return " ".join(parts)
 
 
+def unlisted(results: Results) -> str:
+    """The mechanisms drawn at random, and how many of them are within the goal for mechanisms not in the table."""
+    lines, known = [], []
+    for draw in draws():
+        row, epsilon, goal = draw.row, draw.epsilon, draw.row.goals[0]
+        truth, found = results.get(cell_of(row, TRUTH, epsilon)), results.get(cell_of(row, "best", epsilon))
+        above, below = (ratio_of(results, row, column, epsilon) for column in ("best", "lower"))
+        if truth is None or found is None or above is None:
+            continue
+        known.append((above, above <= goal * (1 + 2 * truth["error"])))
+        sampled_sigma = f"{truth['sigma']:.4g} ± {100 * truth['error']:.1f} %"
+        whose = str(found.get("accountant") or "")
+        lines.append([row.name, f"{epsilon:g}", sampled_sigma, number(above), whose, number(below)])
+    if not lines:
+        return "No mechanism drawn at random is computed yet."
+    met = f"{sum(met for _, met in known)} of {len(known)} are within {100 * (_OTHERS[0] - 1):.0f} % of the truth"
+    worst = f"the median is {sorted(above for above, _ in known)[len(known) // 2]:.3f}, the worst {max(known)[0]:.3f}"
+    shown = table(["mechanism", "ε", "true σ (sampled)", "best", "whose bound", "lower"], lines)
+    return f"{met}; {worst}.\n\n{shown}"
+
+
 def families(results: Results) -> str:
     """Whose bound `best` returned, over the table."""
     winners: dict[str, int] = {}
@@ -198,4 +270,4 @@ def drawn(results: Results, directory: Path) -> list[Path]:
     return [path]
 
 
-BLOCKS = {"verdict": verdict, "summary": summary, "table": tabulated, "winners": families}
+BLOCKS = {"verdict": verdict, "summary": summary, "table": tabulated, "winners": families, "unlisted": unlisted}
