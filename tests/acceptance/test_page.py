@@ -37,7 +37,7 @@ class Server:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self.log.read_text())
         assert found, self.log.read_text()
         self.port, self.url = int(found[1]), found[0]
-        until(lambda: self.get("/_stcore/health") == 200)
+        assert self.get("/_stcore/health") == 200  # the address is printed when the server answers, not before
 
     def get(self, path: str, method: str = "GET", data: bytes | None = None, **headers: str) -> int:
         asked = urllib.request.Request(self.url + path, data, headers, method=method)
