@@ -47,7 +47,7 @@ _TABS = {"design": "Designs for my run", "experts": "For experts: one mechanism"
 _MOST_PARAMETERS = 10**13
 _MOST_ROWS = 8  # of each table of designs
 _LONGEST_ADDRESS = 2000
-_STEP, _LONGEST_STEP = 0.25, 1.0  # seconds between two queries of the pool, at first and after a while
+_STEP, _LONGEST_STEP = 0.1, 1.0  # seconds between two queries of the pool, at first and after a while
 
 
 def _from_address(name: str, default: str) -> str:
@@ -251,12 +251,13 @@ def _status(place: Any, snapshot: Snapshot) -> None:
 def _follow(pool: Pool, client: str, request: Asked, show: Callable[[Any, Snapshot], None]) -> None:
     """Show the view as it grows. Every round writes to the page, and there Streamlit can end this run."""
     status, body = st.empty(), st.empty()
-    shown: Shown | None = None
+    shown: tuple[Shown, Mapping[str, str]] | None = None
     step = _STEP
     while True:
         snapshot = pool.watch(client, request)
-        if snapshot.view is not None and (_lasting(snapshot.view) != shown or snapshot.finished):
-            shown = _lasting(snapshot.view)
+        found = None if snapshot.view is None else (_lasting(snapshot.view), snapshot.pictures)
+        if snapshot.view is not None and (found != shown or snapshot.finished):
+            shown = found
             with body.container():
                 show(snapshot.view, snapshot)
         if snapshot.finished:
