@@ -47,6 +47,13 @@ _TABS = {"design": "Designs for my run", "experts": "For experts: one mechanism"
 _MOST_PARAMETERS = 10**13
 _MOST_ROWS = 8  # of each table of designs
 _LONGEST_ADDRESS = 2000
+# On a phone, the last of the six columns of designs goes below the others, so that the table fits the screen.
+_STYLE = """<style>@media (max-width: 640px) {
+  tr:has(> :nth-child(6)) { display: grid; grid-template-columns: 1.6fr .9fr 1.1fr 1.25fr 1.15fr; }
+  tr:has(> :nth-child(6)) > * { padding: .3rem !important; font-size: .8rem; overflow-wrap: anywhere; }
+  tr:has(> :nth-child(6)) > :last-child { grid-column: 1 / -1; }
+  table:has(> tbody > tr > :nth-child(6)) { width: 100%; }
+}</style>"""
 _STEP, _LONGEST_STEP = 0.1, 1.0  # seconds between two queries of the pool, at first and after a while
 
 
@@ -320,6 +327,7 @@ def _checked(inputs: _Inputs, request: Asked | None, problems: Mapping[str, str]
 def main() -> None:
     """Show the page once."""
     st.set_page_config(page_title="dpmf explore", layout="wide")
+    st.html(_STYLE)
     st.title("dpmf explore")
     st.caption("Differentially private training with less noise. Everything is computed on this machine.")
     client = st.session_state.setdefault("client", uuid.uuid4().hex)
