@@ -103,7 +103,7 @@ def _how_far(design: Design) -> str:
         have, them = ("has", "it") if known == 1 else ("have", "one of them")
         line = (
             f"Of the {len(options)} mechanisms, {known} {have} a certified lower bound: no accountant can make {them} "
-            f"better than the best by more than a factor of {design.at_most_above_optimal:.3f}."
+            f"better than the best by more than a factor of {upper(design.at_most_above_optimal, 4)}."
         )
     sampled = [option.error for option in options if not option.certified and option.error < design.best.error]
     if sampled:

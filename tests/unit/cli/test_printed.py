@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run
+from paths import DOCS, ROOT
 from scipy.stats import norm
 
 import dpmf
@@ -140,3 +141,12 @@ def test_files_hold_full_doubles(tmp_path: Path) -> None:
     question = ("--strategy", "dpsgd", "--epochs", "1", "--batches-per-epoch", "5", "--noise-multiplier", "1")
     assert run("profile", *question, "--epsilon", "0.3", "--output", str(path)).returncode == 0
     assert float(path.read_text().splitlines()[1].split(",")[1]) == found.deltas[0]
+
+
+def test_no_page_or_example_rounds_a_guarantee_to_the_nearest_number() -> None:
+    """Half of the numbers that Python's own formats print are below the bound."""
+    files = [*DOCS.rglob("*.md"), *(ROOT / "examples").glob("*.py"), ROOT / "README.md"]
+    rounded = r"\{[^{}]*(?<!\[)\b(?:get_epsilon|epsilon|noise_multiplier|sigma|delta)\b[^{}]*:\.\d+[efg]\}"
+    assert len(files) > 30
+    for file in files:
+        assert not re.search(rounded, file.read_text()), file
