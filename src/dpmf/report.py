@@ -228,7 +228,7 @@ def _how(details: Mapping[str, Any]) -> str:
     return upper(details["value"]) + (f"  ({', '.join(parts)})" if parts else "")
 
 
-def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
+def checked_output(path: Path, suffixes: Sequence[str], argument: str = "output") -> Path:
     """Return the path, or refuse, before any work is done, one that could not be written or whose kind is unknown."""
     for wrong, complaint in (
         (path.suffix.lower() not in suffixes, f"must end in {', '.join(suffixes)}, got"),
@@ -237,7 +237,7 @@ def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
         (not os.access(path.parent, os.W_OK), "must be in a writable directory, got"),
     ):
         if wrong:
-            raise ArgumentError("output", f"{complaint} {str(path)!r}")
+            raise ArgumentError(argument, f"{complaint} {str(path)!r}")
     return path
 
 
@@ -274,7 +274,7 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
 
 def comparison_plotter(path: Path) -> Callable[[Comparison], None]:
     """Return a function that draws a comparison to `path`; refuse a bad path right away."""
-    checked_output(path, _PICTURES)
+    checked_output(path, _PICTURES, "plot")
     return lambda comparison: write_atomically(path, rendered(comparison_figure([comparison]), path.suffix.lower()))
 
 

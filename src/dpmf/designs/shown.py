@@ -114,7 +114,7 @@ def _how_far(design: Design) -> str:
 
 def design_plotter(path: Path) -> Callable[[Design], None]:
     """Return a function that draws a design to `path`; refuse a bad path right away."""
-    checked_output(path, _PICTURES)
+    checked_output(path, _PICTURES, "plot")
 
     def draw(design: Design) -> None:
         stream = io.BytesIO()
