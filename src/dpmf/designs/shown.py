@@ -101,9 +101,11 @@ def _how_far(design: Design) -> str:
         line = "No mechanism here has a certified lower bound."
     else:
         have, them = ("has", "it") if known == 1 else ("have", "one of them")
+        most = design.at_most_above_optimal
+        by = f" by more than a factor of {upper(most, 4)}" if most > 1 else ""
         line = (
             f"Of the {len(options)} mechanisms, {known} {have} a certified lower bound: no accountant can make {them} "
-            f"better than the best by more than a factor of {upper(design.at_most_above_optimal, 4)}."
+            f"better than the best{by}."
         )
     sampled = [option.error for option in options if not option.certified and option.error < design.best.error]
     if sampled:
