@@ -30,6 +30,8 @@ _OPTION_OF = {
     "beta": "--momentum",
     "epsilons": "--epsilon",
     "matrix": "--file: matrix",
+    "mean": "--tuning-runs",
+    "shape": "--tuning-shape",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
     "target_mu": "--mu",

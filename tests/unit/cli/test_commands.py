@@ -269,6 +269,11 @@ def test_a_bad_path_is_refused_by_the_name_of_its_option(command: str, option: s
     assert line.startswith(f"dpmf: {option} must end in ")
 
 
+def test_a_bad_number_of_tuning_runs_is_refused_by_the_name_of_its_option() -> None:
+    line = refused("tradeoff", *SMALL, "--noise-multiplier", "2", "--tuning-runs", "-1")
+    assert line == "dpmf: --tuning-runs must be positive, got -1.0"
+
+
 def test_a_failed_run_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "p.csv"
     target.write_text("before")
