@@ -102,13 +102,12 @@ def _ask(goal: Goal) -> dict[str, float]:
 
 def _first_view(mechanism: dpmf.Mechanism, goal: Goal) -> None:
     """Until there is a view with a certified noise multiplier: what a worker of the page does before it sends one."""
-    from dpmf.web.pictures import drawn
+    from dpmf.web.pictures import illustrated
     from dpmf.web.request import Request
     from dpmf.web.view import views
 
     request = Request("bsr", goal.epochs, goal.batches, goal.epsilon, DELTA)
-    for view in views(mechanism, request):
-        drawn(view)
+    for view, _ in illustrated(views(mechanism, request)):
         if view.best is not None:
             return
 

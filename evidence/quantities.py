@@ -227,7 +227,7 @@ def peer_renyi_seconds(*, mechanism: Plain, order: int, sigma: float) -> Result:
         from random_allocation.random_allocation_scheme.direct import allocation_RDP_remove
     except ImportError:
         raise dpmf.MissingExtraError(
-            "this baseline needs random-allocation: pip install 'dpmf[random-allocation,experiments]' into an "
+            "this baseline needs random-allocation: pip install '.[random-allocation,experiments]' into an "
             "environment of its own"
         ) from None
     batches = mechanism["batches"]

@@ -21,6 +21,7 @@ from digits import CLIP, DELTA, accuracy, data
 from torch import nn
 
 import dpmf
+from dpmf.formatting import upper
 from dpmf.training import PrivateTraining, make_private
 
 EPOCHS, BATCHES = 10, 20
@@ -123,7 +124,7 @@ def main() -> None:
         )  # fmt: skip
         sigma = found.noise_multiplier
         row = [cell(mechanism, sigma, name, options.seeds) for name in names]
-        print(f"| {title} | {sigma:.3f} | " + " | ".join(row) + " |", flush=True)
+        print(f"| {title} | {upper(sigma, 4)} | " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":

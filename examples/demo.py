@@ -15,7 +15,7 @@ from rich.console import Console
 import dpmf
 import dpmf.designs.shown
 from dpmf import designs, report
-from dpmf.formatting import given
+from dpmf.formatting import given, upper
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
@@ -33,7 +33,7 @@ def main(directory: Path, epsilons: Sequence[float], batches: dpmf.BallsInBins, 
     print(
         f"Noise multipliers that guarantee (ε, {given(DELTA)})-DP over {batches.epochs} epochs of "
         f"{batches.batches_per_epoch} balls-in-bins batches.\nFor clipping norm 1, the strategy as given. "
-        "The first column is proved; the second is a sampled estimate.\n",
+        "The first column is proved; the second is a sampled estimate of the truth, good to about a percent.\n",
         flush=True,
     )
     mechanisms = [dpmf.Mechanism(strategy, batches) for strategy in MECHANISMS.values()]
@@ -83,8 +83,8 @@ def show_gain(directory: Path, epsilon: float, batches: dpmf.BallsInBins, second
     print(f"\npicture: {picture}")
     if found.baseline is not None and found.gain is not None:
         print(
-            f"What you gain: at the same guarantee, the noise in the model is {found.best.error:.3g} in place of "
-            f"{found.baseline.error:.3g}, {100 * (1 - found.gain):.0f} % less than with independent noise."
+            f"What you gain: at the same guarantee, the noise in the model is {upper(found.best.error, 4)} in place of "
+            f"{upper(found.baseline.error, 4)}, {100 * (1 - found.gain):.0f} % less than with independent noise."
         )
 
 

@@ -3,7 +3,7 @@
     python examples/jax_digits.py
     python examples/jax_digits.py --epsilon 4 --bandwidth 1
 
-Needs dpmf[jax] and scikit-learn.
+Needs the extra [jax] of dpmf and scikit-learn.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import dpmf
+from dpmf.formatting import given, upper
 from dpmf.training.jax import make_private
 
 RECORDS, HIDDEN = 1500, 64
@@ -67,7 +68,7 @@ def main() -> None:
         accountant=words.accountant,
         expected_batch_size=75,
     )
-    print(f"{mechanism.name}: σ = {private.noise_multiplier:.3f}, batches of {private.max_batch_size} rows")
+    print(f"{mechanism.name}: σ = {upper(private.noise_multiplier, 4)}, batches of {private.max_batch_size} rows")
     gradient = private.gradient(loss)
     optimizer = optax.chain(private.noise, optax.sgd(optax.cosine_decay_schedule(words.rate, private.steps)))
 
@@ -92,7 +93,8 @@ def main() -> None:
                 weights, state = private.load(Path(place) / "run.dpmf", (weights, state))
             weights, state = some(weights, state)
     right = np.mean(np.argmax(scores(weights, images[RECORDS:]), axis=1) == labels[RECORDS:])
-    print(f"({private.get_epsilon(words.delta, state):.2f}, {words.delta:g})-DP, test accuracy {100 * right:.1f} %")
+    spent = upper(private.get_epsilon(words.delta, state), 3)
+    print(f"({spent}, {given(words.delta)})-DP, test accuracy {100 * right:.1f} %")
 
 
 if __name__ == "__main__":

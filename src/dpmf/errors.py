@@ -36,15 +36,17 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
 
     If it is made because the package is there, but lacks a name or a module that dpmf uses, it says that instead.
     """
+    # dpmf is on no package index, and its name there may be anybody's: extras are installed from the sources.
+    install = f"pip install '.[{extra}]' in a clone of dpmf"
     reason = sys.exc_info()[1]
     whole_package = isinstance(reason, ModuleNotFoundError) and "." not in (reason.name or "")
     if isinstance(reason, ImportError) and reason.name and not whole_package:
         said = (str(reason).splitlines() or ["it cannot be imported"])[0].partition(" (")[0]
         return MissingExtraError(
             f"{purpose} cannot use the installed version of {package}: {said}; "
-            f"pip install 'dpmf[{extra}]' in a fresh environment gives one that dpmf is tested with"
+            f"{install} in a fresh environment gives one that dpmf is tested with"
         )
-    return MissingExtraError(f"{purpose} needs {package}: pip install 'dpmf[{extra}]'")
+    return MissingExtraError(f"{purpose} needs {package}: {install}")
 
 
 def found_in(name: str, *places: str) -> Any:

@@ -19,6 +19,11 @@ def listening(listener: Callable[[str], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
+def heard() -> bool:
+    """Whether somebody listens."""
+    return _listener.get() is not None
+
+
 def say(what: str) -> None:
     """Tell the listener, if there is one."""
     listener = _listener.get()

@@ -149,21 +149,28 @@ def compare(
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print a table with one row for each ε and one column for each accountant; noise multipliers are rounded up."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print a table with one row for each ε and one column for each accountant; noise multipliers are rounded up.
 
-    table = Table()
-    table.add_column("ε", justify="right")
-    for name in comparison.accountants:
-        table.add_column(comparison.label(name), justify="right")
+    If that is too wide, accountants have rows and ε columns: a number that is cut short is no bound.
+    """
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    names = comparison.accountants
+    rows = [["ε", *map(comparison.label, names)]]
     for epsilon in comparison.epsilons:
-        row = [comparison.cell(name, epsilon) for name in comparison.accountants]
-        table.add_row(given(epsilon), *map(_noise_multiplier, row))
-    times = [sum(c.seconds for c in comparison.cells if c.accountant == name) for name in comparison.accountants]
-    table.add_section()
-    table.add_row("seconds", *(f"{t:.1f}" for t in times))
+        rows.append([given(epsilon), *(_noise_multiplier(comparison.cell(name, epsilon)) for name in names)])
+    times = [sum(c.seconds for c in comparison.cells if c.accountant == name) for name in names]
+    rows.append(["seconds", *(f"{t:.1f}" for t in times)])
+    table = Table(*(Column(head, justify="right") for head in rows[0]))
+    for row in rows[1:]:
+        table.add_row(*row, end_section=row is rows[-2])
     console = Console()
+    if console.measure(table, options=console.options.update(max_width=10**4)).maximum > console.width:
+        turned = [[cell.replace("\n", " ") for cell in column] for column in zip(*rows, strict=True)]
+        table = Table(*(Column(head, justify="right", no_wrap=True) for head in turned[0]))
+        for row in turned[1:]:
+            table.add_row(*row)
     title = f"{comparison.mechanism}: noise multiplier for (ε, {given(comparison.delta)})-DP"
     console.print(title, style="bold", highlight=False)
     console.print(table)
@@ -228,7 +235,7 @@ def _how(details: Mapping[str, Any]) -> str:
     return upper(details["value"]) + (f"  ({', '.join(parts)})" if parts else "")
 
 
-def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
+def checked_output(path: Path, suffixes: Sequence[str], argument: str = "output") -> Path:
     """Return the path, or refuse, before any work is done, one that could not be written or whose kind is unknown."""
     for wrong, complaint in (
         (path.suffix.lower() not in suffixes, f"must end in {', '.join(suffixes)}, got"),
@@ -237,7 +244,7 @@ def checked_output(path: Path, suffixes: Sequence[str]) -> Path:
         (not os.access(path.parent, os.W_OK), "must be in a writable directory, got"),
     ):
         if wrong:
-            raise ArgumentError("output", f"{complaint} {str(path)!r}")
+            raise ArgumentError(argument, f"{complaint} {str(path)!r}")
     return path
 
 
@@ -274,7 +281,7 @@ def profile_writer(path: Path) -> Callable[[Mechanism, PrivacyProfile], None]:
 
 def comparison_plotter(path: Path) -> Callable[[Comparison], None]:
     """Return a function that draws a comparison to `path`; refuse a bad path right away."""
-    checked_output(path, _PICTURES)
+    checked_output(path, _PICTURES, "plot")
     return lambda comparison: write_atomically(path, rendered(comparison_figure([comparison]), path.suffix.lower()))
 
 

@@ -281,7 +281,8 @@ def _page(v: Verification) -> str:
         *(f"- {line}" for line in v.contradictions), *([""] if v.contradictions else []),
         "| input | |", "|---|---|",
         f"| strategy | {v.strategy} |",
-        f"| batching | {v.batching}: {v.epochs} epochs of {v.batches_per_epoch} batches, {v.iterations} iterations |",
+        f"| batching | {v.batching}: {v.epochs} epoch{'s' * (v.epochs > 1)} of {v.batches_per_epoch} batches, "
+        f"{v.iterations} iterations |",
         f"| noise multiplier | {v.noise_multiplier!r}{' (calibrated)' if v.calibrated else ''}, clipping norm 1 |",
         f"| target | ε = {epsilon}, δ = {target}, {directions} |",
         f"| sensitivity without amplification | {upper(v.sensitivity)} |",

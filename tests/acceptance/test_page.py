@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import chromium
+from browser import chromium, resize
 from waiting import until
 
 import dpmf
@@ -37,7 +37,7 @@ class Server:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self.log.read_text())
         assert found, self.log.read_text()
         self.port, self.url = int(found[1]), found[0]
-        until(lambda: self.get("/_stcore/health") == 200)
+        assert self.get("/_stcore/health") == 200  # the address is printed when the server answers, not before
 
     def get(self, path: str, method: str = "GET", data: bytes | None = None, **headers: str) -> int:
         asked = urllib.request.Request(self.url + path, data, headers, method=method)
@@ -185,7 +185,7 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from dpmf.web import serve
 
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(dpmf.MissingExtraError, match=r"pip install 'dpmf\[web\]'"):
+    with pytest.raises(dpmf.MissingExtraError, match=r"pip install '\.\[web\]' in a clone of dpmf"):
         serve.serve(0, browser=False)
 
 
@@ -246,6 +246,14 @@ def test_a_design_for_a_run_then_one_mechanism_for_experts(server: Server, brows
                           formatting.upper(found.best.noise_multiplier, 5)]  # fmt: skip
     command = "dpmf design --dataset-size 60 --batch-size 10 --epochs 1 --epsilon 4.0"
     until(lambda: "private = make_private(" in shown(browser) and command in shown(browser))
+    resize(browser, 390)
+    wider = (
+        "return [...document.querySelectorAll('table')].map((table) => table.parentElement)"
+        ".filter((place) => place.scrollWidth > place.clientWidth)"
+    )
+    assert table(browser)
+    assert browser.execute_script(wider) == []
+    resize(browser, 1400)
     typed(browser, "Batch size", "70")
     until(lambda: "batch_size must be at most the dataset size, got 70" in shown(browser))
     browser.find_elements("css selector", '[data-testid="stRadio"] label')[-1].click()

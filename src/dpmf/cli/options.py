@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,10 +30,14 @@ _OPTION_OF = {
     "beta": "--momentum",
     "epsilons": "--epsilon",
     "matrix": "--file: matrix",
+    "mean": "--tuning-runs",
+    "shape": "--tuning-shape",
     "target_delta": "--delta",
     "target_epsilon": "--epsilon",
     "target_mu": "--mu",
 }
+# Arguments that complaints about others mention, and that are no part of what somebody typed.
+_OTHERS = re.compile(r"\b(?:batches_per_epoch|dataset_size|batch_size|false_positive_rate)\b")
 
 
 def _completed(names: Callable[[], Any]) -> Callable[[str], list[str]]:
@@ -308,7 +313,7 @@ def in_options(error: BaseException) -> str:
     if not isinstance(error, ArgumentError):
         return str(error)
     option = _OPTION_OF.get(error.argument, "--" + error.argument.replace("_", "-"))
-    return f"{option} {error.complaint}"
+    return f"{option} {_OTHERS.sub(lambda name: '--' + name[0].replace('_', '-'), error.complaint)}"
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -47,7 +47,7 @@ def tradeoff(
 ) -> None:
     """Show what any attack can achieve, or calibrate to it, and print a paragraph for a paper."""
     import dpmf
-    from dpmf import attack_report, report, targets, tuning
+    from dpmf import attack_report, report, targets, tuning, validation
     from dpmf.formatting import upper
     from dpmf.paper import statement
 
@@ -64,6 +64,8 @@ def tradeoff(
         raise ArgumentError("noise_multiplier", f"must be given, or one target: {_WAYS}")
     if epsilon is not None and delta is None:
         raise ArgumentError("delta", "must be given with --epsilon")
+    if tuning_runs is not None:
+        validation.positive("mean", tuning_runs)  # before the work on the curve
     level = 1e-5 if delta is None else delta
     with working("bounding what attacks can achieve"):
         if epsilon is not None:

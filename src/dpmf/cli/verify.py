@@ -61,7 +61,7 @@ def verify(
     if output is not None:
         report.checked_output(output, (".md", ".txt", ".json"))
     if certificate is not None:
-        report.checked_output(certificate, (".json",))
+        report.checked_output(certificate, (".json",), "certificate")
     with working("verifying"):
         found = verification.verify(
             mechanism,

@@ -18,6 +18,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -224,8 +225,11 @@ def _work(task: _Task) -> _Found:
     name = f"{task.candidate.family}, {task.candidate.batching.name}"
     if start >= task.ends:
         return _Found(problem=f"{name}: there was no time for it", unfinished=True)
+    # Lines on stderr from several processes would run into each other, and the search itself says how far it is.
+    quiet = nullcontext() if progress.heard() else progress.listening(lambda what: None)
     try:
-        found = _STEPS[task.step](task)
+        with quiet:
+            found = _STEPS[task.step](task)
     except (ValueError, RuntimeError, np.linalg.LinAlgError) as reason:
         found = _Found(problem=f"{name}: {reason}", unfinished=time.time() >= task.ends)
     return replace(found, seconds=time.time() - start)

@@ -125,7 +125,7 @@ def print_errors(found: ErrorComparison) -> None:
 
 def errors_plotter(path: Path) -> Callable[[ErrorComparison], None]:
     """Return a function that draws a comparison to `path`; refuse a bad path right away."""
-    checked_output(path, _PICTURES)
+    checked_output(path, _PICTURES, "plot")
 
     def draw(found: ErrorComparison) -> None:
         stream = io.BytesIO()

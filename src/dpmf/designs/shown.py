@@ -101,9 +101,11 @@ def _how_far(design: Design) -> str:
         line = "No mechanism here has a certified lower bound."
     else:
         have, them = ("has", "it") if known == 1 else ("have", "one of them")
+        most = design.at_most_above_optimal
+        by = f" by more than a factor of {upper(most, 4)}" if most > 1 else ""
         line = (
             f"Of the {len(options)} mechanisms, {known} {have} a certified lower bound: no accountant can make {them} "
-            f"better than the best by more than a factor of {design.at_most_above_optimal:.3f}."
+            f"better than the best{by}."
         )
     sampled = [option.error for option in options if not option.certified and option.error < design.best.error]
     if sampled:
@@ -114,7 +116,7 @@ def _how_far(design: Design) -> str:
 
 def design_plotter(path: Path) -> Callable[[Design], None]:
     """Return a function that draws a design to `path`; refuse a bad path right away."""
-    checked_output(path, _PICTURES)
+    checked_output(path, _PICTURES, "plot")
 
     def draw(design: Design) -> None:
         stream = io.BytesIO()

@@ -41,6 +41,19 @@ def invert_series(coefficients: Array, n: int) -> Array:
     return np.asarray(lfilter([1.0], np.trim_zeros(coefficients[:n], "b"), impulse), dtype=np.float64)
 
 
+def toeplitz_product(left: Array, right: Array) -> Array:
+    """Return the first column of the product of two lower-triangular Toeplitz matrices of one size."""
+    from scipy import fft  # scipy.signal has the same, but takes half a second to import
+
+    n = fft.next_fast_len(len(left) + len(right) - 1, real=True)
+    return np.asarray(fft.irfft(fft.rfft(left, n) * fft.rfft(right, n), n)[: len(left)])
+
+
+def toeplitz_transposed_product(left: Array, right: Array) -> Array:
+    """Return Lᵀ·r, for the lower-triangular Toeplitz matrix L with this first column."""
+    return toeplitz_product(left, right[::-1])[::-1]
+
+
 def pad_or_cut(coefficients: Array, n: int) -> Array:
     """Return the first n coefficients, followed by zeros if there are fewer."""
     out = np.zeros(n)

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dpmf import progress
 from dpmf.files import write_atomically
 from dpmf.numerics import Array
 from dpmf.strategies._lock import exclusive
@@ -143,7 +144,11 @@ def _warn(message: str) -> None:
 
 @contextlib.contextmanager
 def _progress(label: str) -> Iterator[None]:
-    """Say on stderr what takes so long: show a spinner on a terminal, and leave one plain line with the time."""
+    """Tell the listener what takes so long. Without one, show a spinner on a terminal, and leave one line on stderr."""
+    if progress.heard():
+        progress.say(f"optimising {label}")
+        yield
+        return
     text = f"dpmf: optimising {label} ..."
     start = time.monotonic()
     outcome = "failed"

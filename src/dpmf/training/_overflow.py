@@ -15,6 +15,7 @@ from functools import cached_property
 from dpmf import validation
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError
+from dpmf.formatting import given, upper
 from dpmf.numerics import FLOOR, UNIT
 
 _SHARES = (2.0**-10, 2.0**-5, 0.5)  # parts of δ that the charge may take when ε is asked for
@@ -93,7 +94,8 @@ class Cut:
             raise ArgumentError(
                 "max_batch_size",
                 f"must be at least {self.smallest(epsilon, delta)}, got {self.max_batch_size}: a batch overflows too "
-                f"often, which would cost {self.charge(epsilon):.2g} of δ = {delta:g} at ε = {epsilon:g}",
+                f"often, which would cost {upper(self.charge(epsilon), 2)} of δ = {given(delta)} at "
+                f"ε = {given(epsilon)}",
             )
         return math.nextafter(delta - self.charge(epsilon), 0.0)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +25,21 @@ def drawn(view: View) -> dict[str, str]:
     if view.curve_noise is not None:
         pictures["curves"] = _curves(view, view.curve_noise)
     if view.gram:
-        pictures["gram"] = _gram(view)
+        pictures["gram"] = _gram(view.gram, view.batches)
     if view.tradeoff:
         pictures["tradeoff"] = _tradeoff(view)
     return pictures
+
+
+def illustrated(grown: Iterable[View]) -> Iterator[tuple[View, dict[str, str]]]:
+    """Yield views with their drawings. Nobody waits for these before the first noise multiplier has been shown."""
+    waiting = True
+    for view in grown:
+        if waiting:
+            yield view, {}
+            waiting = view.best is None and not view.complete
+        if not waiting:
+            yield view, drawn(view)
 
 
 def _tradeoff(view: View) -> str:
@@ -66,14 +79,14 @@ def _curves(view: View, sigma: float) -> str:
     return _svg(figure)
 
 
-def _gram(view: View) -> str:
+@lru_cache(maxsize=1)  # it is the same in all views of a request
+def _gram(gram: tuple[tuple[float, ...], ...], b: int) -> str:
     """Draw the Gram matrix as a heat map."""
     figure, (ax,) = new_figure(1)
     ax.grid(visible=False)
-    b = view.batches
-    image = ax.imshow(np.array(view.gram), cmap="viridis", vmin=0.0, extent=(-0.5, b - 0.5, b - 0.5, -0.5))
+    image = ax.imshow(np.array(gram), cmap="viridis", vmin=0.0, extent=(-0.5, b - 0.5, b - 0.5, -0.5))
     figure.colorbar(image, ax=ax, shrink=0.85)
-    pooled = "" if len(view.gram) == b else ", largest entry of each block"
+    pooled = "" if len(gram) == b else ", largest entry of each block"
     ax.set_title(f"⟨mᵢ, mⱼ⟩ of bins i and j{pooled}", fontsize="medium")
     ax.set(xlabel="bin j", ylabel="bin i")
     ax.locator_params(integer=True)

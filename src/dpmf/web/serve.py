@@ -66,14 +66,17 @@ def free_port(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _open_when_ready(url: str) -> None:
-    for _ in range(300):
+def _announce_when_ready(url: str, browser: bool) -> None:
+    """Print the address once the server answers there, so that whoever reads it can open it."""
+    while True:
         try:
             with urllib.request.urlopen(f"{url}/_stcore/health", timeout=1):
                 break
         except OSError:
-            time.sleep(0.1)
-    webbrowser.open(url)
+            time.sleep(0.05)
+    print(f"dpmf explore: {url} (stop with Ctrl-C)", flush=True)
+    if browser:
+        webbrowser.open(url)
 
 
 def serve(port: int, browser: bool, workers: int = WORKERS, time_limit: float = TIME_LIMIT) -> None:
@@ -104,9 +107,7 @@ def serve(port: int, browser: bool, workers: int = WORKERS, time_limit: float = 
         if config.get_option(name) != value:
             raise ValueError(f"the page needs Streamlit's {name} to be {value!r}, it is {config.get_option(name)!r}")
     url = f"http://{ADDRESS}:{port}"
-    print(f"dpmf explore: {url} (stop with Ctrl-C)", flush=True)
-    if browser:
-        threading.Thread(target=_open_when_ready, args=(url,), daemon=True).start()
+    threading.Thread(target=_announce_when_ready, args=(url, browser), daemon=True).start()
     pool = shared_pool(workers, time_limit)  # its processes start while the page is loaded
     bootstrap.run(str(Path(__file__).parent / "script" / "page.py"), False, [], flags)
     pool.close()

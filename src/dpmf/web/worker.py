@@ -6,6 +6,7 @@ It ends when its standard input is closed, even in the middle of a computation, 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -27,7 +28,7 @@ def limit_memory() -> None:
 
 def answers(line: str) -> Any:
     """Yield the messages for one request: views, or one error message."""
-    from dpmf.web.pictures import drawn
+    from dpmf.web.pictures import illustrated
     from dpmf.web.ranking import DesignRequest, rankings
     from dpmf.web.request import Request
     from dpmf.web.view import views
@@ -39,9 +40,10 @@ def answers(line: str) -> Any:
                 yield {"view": ranking.to_dict(), "pictures": {}}
             return
         request = Request.from_dict(asked)
-        for view in views(request.mechanism(), request, time_budget=SECONDS_EACH, with_attacks=True):
-            # The pictures are drawn here, so that the server needs neither the time nor the memory.
-            yield {"view": view.to_dict(), "pictures": drawn(view)}
+        grown = views(request.mechanism(), request, time_budget=SECONDS_EACH, with_attacks=True)
+        # The pictures are drawn here, so that the server needs neither the time nor the memory.
+        for view, pictures in illustrated(grown):
+            yield {"view": view.to_dict(), "pictures": pictures}
     except MemoryError:
         yield {"error": "this setting takes more memory than the page allows"}
     except (ValueError, ImportError) as error:
@@ -57,15 +59,21 @@ def _read(lines: IO[str], requests: queue.Queue[str]) -> None:
     os._exit(0)
 
 
-def _warm_up() -> None:
-    """Calibrate something tiny, which imports and compiles what the first answer to a user needs."""
+def _warm_up(requests: queue.Queue[str]) -> None:
+    """Import and compile what answers to a user need, until the first request is there."""
     from dpmf.api import calibrate
     from dpmf.batching import BallsInBins
     from dpmf.mechanism import Mechanism
-    from dpmf.strategies import dpsgd
+    from dpmf.strategies import bsr, dpsgd
 
     tiny = Mechanism(dpsgd(), BallsInBins(1, 4))
     calibrate(tiny, target_epsilon=2.0, target_delta=1e-3, relative_tolerance=0.1, with_lower=True)
+    _ = Mechanism(bsr(2), BallsInBins(1, 4)).gram
+    for slow in ("scipy.signal", "dpmf.web.pictures", "matplotlib.figure", "matplotlib.backends.backend_svg"):
+        if not requests.empty():
+            return
+        with contextlib.suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(slow)
 
 
 def main() -> None:
@@ -81,7 +89,7 @@ def main() -> None:
 
     print(json.dumps({"ready": True}), file=out, flush=True)
     if requests.empty():
-        _warm_up()
+        _warm_up(requests)
     while True:
         for message in answers(requests.get()):
             print(json.dumps(message), file=out, flush=True)

@@ -27,7 +27,7 @@ from dpmf import validation
 from dpmf.errors import ArgumentError
 from dpmf.numerics import Array
 from dpmf.strategies import _number_files as files
-from dpmf.strategies.base import ToeplitzStrategy, check_dense
+from dpmf.strategies.base import ToeplitzStrategy, check_dense, toeplitz_product
 from dpmf.strategies.buffered import BufferedStrategy
 from dpmf.workloads._kinds import (
     Damped,
@@ -36,7 +36,6 @@ from dpmf.workloads._kinds import (
     Scheduled,
     ToeplitzWorkload,
     Workload,
-    product,
     squared_norms,
 )
 
@@ -227,9 +226,9 @@ def _noising_coef(strategy: ToeplitzStrategy, n: int) -> Array:
         size = min(2 * len(found), n)
         padded = np.zeros(size)
         padded[: len(found)] = found
-        residual = -product(column[:size], padded)
+        residual = -toeplitz_product(column[:size], padded)
         residual[0] += 2.0
-        found = product(padded, residual)
+        found = toeplitz_product(padded, residual)
     return found
 
 

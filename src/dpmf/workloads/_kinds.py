@@ -14,7 +14,7 @@ import numpy as np
 
 from dpmf.errors import ArgumentError
 from dpmf.numerics import Array
-from dpmf.strategies.base import lower_triangular
+from dpmf.strategies.base import lower_triangular, toeplitz_product, toeplitz_transposed_product
 
 Loss: TypeAlias = Callable[[Array], tuple[float, Array]]
 
@@ -64,16 +64,16 @@ class ToeplitzWorkload(Workload):
         return lower_triangular(self.coef(iterations))
 
     def squared_rows(self, noising_coef: Array) -> Array:
-        return np.cumsum(product(self.coef(len(noising_coef)), noising_coef) ** 2)
+        return np.cumsum(toeplitz_product(self.coef(len(noising_coef)), noising_coef) ** 2)
 
     def loss(self, iterations: int) -> Loss:
         coef = self.coef(iterations)
         weights = np.arange(iterations, 0, -1) / iterations
 
         def evaluate(noising_coef: Array) -> tuple[float, Array]:
-            entries = product(coef, noising_coef)
+            entries = toeplitz_product(coef, noising_coef)
             weighted = weights * entries
-            return float(weighted @ entries), 2 * transposed_product(coef, weighted)
+            return float(weighted @ entries), 2 * toeplitz_transposed_product(coef, weighted)
 
         return evaluate
 
@@ -251,18 +251,6 @@ class ExplicitWorkload(Workload):
             return float(image @ noising_coef), 2 * image
 
         return evaluate
-
-
-def product(left: Array, right: Array) -> Array:
-    """Return the first column of the product of two lower-triangular Toeplitz matrices of one size."""
-    from scipy.signal import fftconvolve
-
-    return np.asarray(fftconvolve(left, right)[: len(left)])
-
-
-def transposed_product(left: Array, right: Array) -> Array:
-    """Return Lᵀ·r, for the lower-triangular Toeplitz matrix L with this first column."""
-    return product(left, right[::-1])[::-1]
 
 
 def squared_norms(dense: Array) -> Array:

@@ -195,7 +195,7 @@ def test_an_older_database_in_use_is_left_alone(tmp_path: Path) -> None:
 def test_a_package_that_is_not_there_is_one_line_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking = MissingExtraError("this needs other: pip install 'dpmf[other]'")
+    lacking = MissingExtraError("this needs other: pip install '.[other]' in a clone of dpmf")
 
     def compute(one: Cell, parent: int) -> Record:
         code = fingerprint.code_version(one)

@@ -261,6 +261,19 @@ def test_nothing_is_written_on_failure(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "option"), [("compare", "--plot"), ("verify", "--certificate"), ("verify", "--output")]
+)
+def test_a_bad_path_is_refused_by_the_name_of_its_option(command: str, option: str) -> None:
+    line = refused(command, *SMALL, "--epsilon", "2", "--delta", "1e-5", option, "p.exe")
+    assert line.startswith(f"dpmf: {option} must end in ")
+
+
+def test_a_bad_number_of_tuning_runs_is_refused_by_the_name_of_its_option() -> None:
+    line = refused("tradeoff", *SMALL, "--noise-multiplier", "2", "--tuning-runs", "-1")
+    assert line == "dpmf: --tuning-runs must be positive, got -1.0"
+
+
 def test_a_failed_run_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "p.csv"
     target.write_text("before")
@@ -304,7 +317,8 @@ def test_sizes_stand_for_batches_and_what_was_derived_is_said() -> None:
         (["--epochs", "2", "--batches-per-epoch", "4", "--batch-size", "2"], "--batches-per-epoch must be left out"),
         (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "shuffled"], "--batching must be one of"),
         (["--epochs", "2", "--batches-per-epoch", "4", "--gap", "2"], "--gap applies only"),
-        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "cyclic", "--stride", "3"], "--stride must be a"),
+        (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "cyclic", "--stride", "3"],
+         "--stride must be a divisor of --batches-per-epoch = 4"),
         (["--epochs", "3", "--batches-per-epoch", "4", "--batching", "reshuffled", "--rethrow-every", "2"],
          "--rethrow-every must be a divisor"),
         (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "poisson", "--strategy", "bsr", "--bandwidth",

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run
+from paths import DOCS, ROOT
 from scipy.stats import norm
 
 import dpmf
-from dpmf import verification
+from dpmf import report, verification
 from dpmf.results import PrivacyProfile
 from dpmf.web.pictures import drawn
 from dpmf.web.request import Request
@@ -140,3 +141,24 @@ def test_files_hold_full_doubles(tmp_path: Path) -> None:
     question = ("--strategy", "dpsgd", "--epochs", "1", "--batches-per-epoch", "5", "--noise-multiplier", "1")
     assert run("profile", *question, "--epsilon", "0.3", "--output", str(path)).returncode == 0
     assert float(path.read_text().splitlines()[1].split(",")[1]) == found.deltas[0]
+
+
+def test_no_page_or_example_rounds_a_guarantee_to_the_nearest_number() -> None:
+    """Half of the numbers that Python's own formats print are below the bound."""
+    files = [*DOCS.rglob("*.md"), *(ROOT / "examples").glob("*.py"), ROOT / "README.md"]
+    rounded = r"\{[^{}]*(?<!\[)\b(?:get_epsilon|epsilon|noise_multiplier|sigma|delta)\b[^{}]*:\.\d+[efg]\}"
+    assert len(files) > 30
+    for file in files:
+        assert not re.search(rounded, file.read_text()), file
+
+
+def test_a_comparison_of_many_accountants_cuts_no_number_short(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"accountant-{i}" for i in range(9)]
+    cells = tuple(report.Cell(name, e, 1.2345678 * e, 0.1, "bound", None) for name in names for e in (1.0, 8.0))
+    for few in (names[:2], names):
+        report.print_comparison(report.Comparison("m", 1e-5, "both", (1.0, 8.0), tuple(few), cells, True))
+        shown = capsys.readouterr().out
+        assert "…" not in shown
+        assert shown.count("1.2346") == shown.count("9.8766") == len(few)
+        assert all(name in shown for name in few)

@@ -137,6 +137,15 @@ def test_one_lower_bound_or_several(found: designs.Design) -> None:
     best, other = replace(found.best, lower=1.0), replace(found.best, lower=None)
     assert "Of the 2 mechanisms, 1 has a certified" in shown._how_far(replace(found, best=best, others=(other,)))
     assert "Of the 2 mechanisms, 2 have a certified" in shown._how_far(replace(found, best=best, others=(best,)))
+    reached = replace(found.best, lower=found.best.noise_multiplier)
+    assert shown._how_far(replace(found, best=reached, others=())).endswith("can make it better than the best.")
+    open_ = replace(found, best=replace(reached, lower=reached.noise_multiplier / 1.00149), others=())
+    assert "by more than a factor of 1.002." in shown._how_far(open_)
+
+
+def test_a_search_leaves_no_lines_of_its_steps_on_stderr(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dpmf.design(**SHAPE, target_epsilon=3.0, target_delta=1e-4, bandwidths=(2,), batchings=("cyclic-poisson",))
+    assert capsys.readouterr().err == ""
 
 
 def test_on_the_command_line(found: designs.Design) -> None:

@@ -223,7 +223,7 @@ def test_negative_blt_is_refused_when_used() -> None:
 
 def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
-    with pytest.raises(dpmf.MissingExtraError, match=re.escape("pip install 'dpmf[jax]'")):
+    with pytest.raises(dpmf.MissingExtraError, match=re.escape("pip install '.[jax]' in a clone of dpmf")):
         bridge.strategy(COEF)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from waiting import until
 
-from dpmf import strategies
+from dpmf import progress, strategies
 from dpmf.strategies import _lock, cache
 
 
@@ -202,6 +202,14 @@ def test_progress_line(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert re.fullmatch(r"dpmf: optimising BandInvMF\(p=2\) for N=10 \.\.\. \d+\.\d s\n", shown.err)
     cache.forget()
     strategies.bandinvmf(2).strategy_coef(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_listener_is_told_instead(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    with progress.listening(told.append):
+        strategies.bandinvmf(2).strategy_coef(10)
+    assert told == ["optimising BandInvMF(p=2) for N=10"]
     assert capsys.readouterr() == ("", "")
 
 

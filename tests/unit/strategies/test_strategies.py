@@ -17,7 +17,7 @@ from dpmf.batching import BallsInBins
 from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
-from dpmf.strategies import closed_form
+from dpmf.strategies import base, closed_form
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 
 
@@ -275,3 +275,11 @@ def test_importing_strategies_does_not_import_jax() -> None:
     code = "import sys, dpmf.strategies; print(sorted({'jax', 'jax_privacy', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_products_of_toeplitz_matrices_are_those_of_dense_ones(n: int) -> None:
+    left, right = np.random.default_rng(n).normal(size=(2, n))
+    dense = base.lower_triangular(left)
+    np.testing.assert_allclose(base.toeplitz_product(left, right), dense @ right, atol=1e-12)
+    np.testing.assert_allclose(base.toeplitz_transposed_product(left, right), dense.T @ right, atol=1e-12)

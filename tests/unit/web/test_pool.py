@@ -12,6 +12,7 @@ import pytest
 from waiting import until
 
 from dpmf.web.pool import Pool, Snapshot
+from dpmf.web.ranking import DesignRequest
 from dpmf.web.request import Request
 from dpmf.web.view import Row, View
 
@@ -148,3 +149,25 @@ def test_the_worker_ends_with_its_server() -> None:
     worker.stdin.close()
     assert worker.wait(timeout=60) == 0
     worker.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        DesignRequest(1000, 100, 2, 4.0, 1e-5, memory=100.0).to_dict(),
+        Request("bsr", 2, 10, 4.0, 1e-5, bandwidth=2).to_dict(),
+    ],
+    ids=["design", "experts"],
+)
+def test_the_first_answer_waits_for_no_slow_package(asked: dict[str, object], cache_dir) -> None:
+    """Drawing and signal processing take longer to import than the first noise multiplier takes to compute."""
+    script = """
+        import json, sys
+        from dpmf.web.worker import answers
+        for message in answers(sys.argv[1]):
+            if any(row["noise_multiplier"] for row in message["view"]["rows"]):
+                break
+        print(*[name for name in ("matplotlib", "scipy.signal", "jax", "torch") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), json.dumps(asked)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == []

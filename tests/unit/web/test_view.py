@@ -14,7 +14,8 @@ import pytest
 import dpmf
 from dpmf import cli
 from dpmf import lower_bounds as lower
-from dpmf.web import recipe
+from dpmf.report import new_figure
+from dpmf.web import pictures, recipe
 from dpmf.web.request import Request
 from dpmf.web.view import View, views
 
@@ -57,6 +58,22 @@ def test_views_grow_and_say_what_is_next() -> None:
     assert grown[-1].complete
     assert grown[-1].done == grown[-1].steps
     assert grown[-1].curve_noise == 2.0
+
+
+def test_drawings_come_after_the_first_number_and_the_gram_matrix_is_drawn_once(monkeypatch) -> None:
+    request = Request("bsr", 1, 5, 2.0, 1e-5, bandwidth=2)
+    grown = list(views(request.mechanism(), request, accountants=("gaussian", "renyi")))
+    made = []
+    monkeypatch.setattr(pictures, "new_figure", lambda panels: made.append(panels) or new_figure(panels))
+    shown = list(pictures.illustrated(grown))
+    first = next(i for i, (view, _) in enumerate(shown) if view.best is not None)
+    assert all(drawings == {} for _, drawings in shown[: first + 1])
+    assert shown[first + 1][0] is shown[first][0]
+    assert shown[first + 1][1] == pictures.drawn(shown[first][0])
+    assert [view for i, (view, _) in enumerate(shown) if i != first] == grown
+    assert shown[-1][1].keys() == {"curves", "gram"}
+    with_curves = sum("curves" in drawings for _, drawings in shown)
+    assert len(made) <= with_curves + 1
 
 
 def test_accountants_that_do_not_apply_have_no_row(monkeypatch: pytest.MonkeyPatch) -> None:

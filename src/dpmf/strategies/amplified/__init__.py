@@ -85,7 +85,8 @@ class _Amplified(ToeplitzStrategy):
             "batching": repr(self.batching), "workload": self.workload.key, "epsilon": self.epsilon.hex(),
             "delta": self.delta.hex(), "family": self.family, "size": self.size,
         }  # fmt: skip
-        label = f"{self.name} for {self.batching.name}, {self.workload.name}, ε = {self.epsilon:g}"
+        what = self.name.removeprefix("optimised ")
+        label = f"{what} for {self.batching.name}, {self.workload.name}, ε = {self.epsilon:g}"
         return cache.remember("optimised", parameters, f"dpmf {_VERSION}", label, self._search)
 
     def estimate(self) -> SampledError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpmf.numerics import Array
-from dpmf.strategies.base import invert_series, pad_or_cut
+from dpmf.strategies.base import invert_series, pad_or_cut, toeplitz_product, toeplitz_transposed_product
 
 _FREE = 24  # up to so many coefficients are free; beyond, they are interpolated between about as many knots
 _SMALLEST = -23.0  # the logarithm of the least coefficient
@@ -52,17 +52,7 @@ class Family(ABC):
 
 def _by_strategy(columns: Columns, by_strategy: Array, by_noising: Array) -> Array:
     """The gradient by C of a function of C and C⁻¹: a change x of C changes C⁻¹ by −C⁻¹·x·C⁻¹."""
-    return by_strategy - _correlate(_convolve(columns.noising, columns.noising), by_noising)
-
-
-def _convolve(left: Array, right: Array) -> Array:
-    from scipy.signal import fftconvolve
-
-    return np.asarray(fftconvolve(left, right)[: len(left)])
-
-
-def _correlate(left: Array, right: Array) -> Array:
-    return _convolve(left, right[::-1])[::-1]
+    return by_strategy - toeplitz_transposed_product(toeplitz_product(columns.noising, columns.noising), by_noising)
 
 
 def _interpolation(last: int) -> tuple[np.ndarray[Any, Any], Array]:
@@ -221,7 +211,7 @@ class BandedInverse(Family):
 
     def gradient(self, parameters: Array, columns: Columns, by_strategy: Array, by_noising: Array) -> Array:
         strategy = columns.strategy
-        total = (by_noising - _correlate(_convolve(strategy, strategy), by_strategy))[: self.p]
+        total = (by_noising - toeplitz_transposed_product(toeplitz_product(strategy, strategy), by_strategy))[: self.p]
         u, partial = self._parts(parameters)
         # d_t = B_t − B_{t−1}; a change of u_t multiplies all B from t on.
         by_partial = total.copy()

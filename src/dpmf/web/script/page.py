@@ -47,7 +47,14 @@ _TABS = {"design": "Designs for my run", "experts": "For experts: one mechanism"
 _MOST_PARAMETERS = 10**13
 _MOST_ROWS = 8  # of each table of designs
 _LONGEST_ADDRESS = 2000
-_STEP, _LONGEST_STEP = 0.25, 1.0  # seconds between two queries of the pool, at first and after a while
+# On a phone, the last of the six columns of designs goes below the others, so that the table fits the screen.
+_STYLE = """<style>@media (max-width: 640px) {
+  tr:has(> :nth-child(6)) { display: grid; grid-template-columns: 1.6fr .9fr 1.1fr 1.25fr 1.15fr; }
+  tr:has(> :nth-child(6)) > * { padding: .3rem !important; font-size: .8rem; overflow-wrap: anywhere; }
+  tr:has(> :nth-child(6)) > :last-child { grid-column: 1 / -1; }
+  table:has(> tbody > tr > :nth-child(6)) { width: 100%; }
+}</style>"""
+_STEP, _LONGEST_STEP = 0.1, 1.0  # seconds between two queries of the pool, at first and after a while
 
 
 def _from_address(name: str, default: str) -> str:
@@ -251,12 +258,13 @@ def _status(place: Any, snapshot: Snapshot) -> None:
 def _follow(pool: Pool, client: str, request: Asked, show: Callable[[Any, Snapshot], None]) -> None:
     """Show the view as it grows. Every round writes to the page, and there Streamlit can end this run."""
     status, body = st.empty(), st.empty()
-    shown: Shown | None = None
+    shown: tuple[Shown, Mapping[str, str]] | None = None
     step = _STEP
     while True:
         snapshot = pool.watch(client, request)
-        if snapshot.view is not None and (_lasting(snapshot.view) != shown or snapshot.finished):
-            shown = _lasting(snapshot.view)
+        found = None if snapshot.view is None else (_lasting(snapshot.view), snapshot.pictures)
+        if snapshot.view is not None and (found != shown or snapshot.finished):
+            shown = found
             with body.container():
                 show(snapshot.view, snapshot)
         if snapshot.finished:
@@ -319,6 +327,7 @@ def _checked(inputs: _Inputs, request: Asked | None, problems: Mapping[str, str]
 def main() -> None:
     """Show the page once."""
     st.set_page_config(page_title="dpmf explore", layout="wide")
+    st.html(_STYLE)
     st.title("dpmf explore")
     st.caption("Differentially private training with less noise. Everything is computed on this machine.")
     client = st.session_state.setdefault("client", uuid.uuid4().hex)
