@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -324,7 +325,7 @@ class _BlockFit:
             }
             found = minimize(
                 self.cost, p, jac=True, bounds=bounds, method="SLSQP",
-                constraints=[constraint], options={"maxiter": 100, "ftol": 1e-6},
+                constraints=[constraint], options={"maxiter": 100, "ftol": 1e-5},
             )  # fmt: skip
             if not np.all(np.isfinite(found.x)):
                 return None
@@ -393,14 +394,21 @@ def renewal_blocks(gram: Array, emphasis: float, lengths: list[int]) -> RenewalM
 
 
 def _fits(lags: Array, length: int, emphasis: float, blocks: int, closed: bool) -> list[RenewalModel]:
-    """Solutions from a plain start and, for an emphasis, from that without: the solver does not always converge."""
+    """The solution without an emphasis, and the one with it that the solver reaches from there."""
     plain = _BlockFit(lags, length, 0.0)
-    found = [plain.solve(plain.start())]
+    found = [_plain_solution(lags.tobytes(), length)]
     if emphasis > 0:
         fit = _BlockFit(lags, length, emphasis)
-        found += [fit.solve(start) for start in (fit.start(), found[0]) if start is not None]
+        found.append(fit.solve(fit.start() if found[0] is None else found[0]))
     models = [_renewal_above(plain.model(p, blocks, closed), lags) for p in found if p is not None]
     return [model for model in models if model is not None]
+
+
+@lru_cache(maxsize=8)
+def _plain_solution(lags: bytes, length: int) -> Array | None:
+    """The solution without an emphasis, which every emphasis begins with."""
+    fit = _BlockFit(np.frombuffer(lags), length, 0.0)
+    return fit.solve(fit.start())
 
 
 def _cost_of(model: RenewalModel, lags: Array, emphasis: float) -> float:

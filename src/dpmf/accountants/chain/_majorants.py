@@ -240,8 +240,8 @@ def line_chain(gram: Array, emphasis: float) -> LineModel:
     quadratic programming on a sample of pairs, to which the pairs that are violated most are added.
     """
     fit = _LineFit(gram, emphasis)
-    found = [fit.solve(load, rate) for load, rate in _TUNING.line_starts]
-    return raised(min(found, key=fit.cost_of), gram)
+    found = [raised(fit.solve(load, rate), gram) for load, rate in _TUNING.line_starts]
+    return min(found, key=fit.cost_of)
 
 
 class _LineFit:
@@ -269,8 +269,7 @@ class _LineFit:
         self._diagonal_weight = 0.5 * np.exp(emphasis * self._diagonal)
 
     def cost_of(self, model: LineModel) -> float:
-        done = raised(model, self._gram * self._scale)
-        covariance = done.covariance() / self._scale
+        covariance = model.covariance() / self._scale
         return float((self._weight * covariance[self._i, self._j]).sum()) + float(
             (self._diagonal_weight * np.diagonal(covariance)[self._rows]).sum()
         )
@@ -331,8 +330,8 @@ class _LineFit:
             parameters = np.asarray(found.x)
             covariance = self._model(parameters).covariance() / self._scale
             missing = (self._gram - covariance)[upper_i, upper_j]
-            worst = np.argsort(-missing)[: _TUNING.added]
-            worst = worst[missing[worst] > 5e-4]
+            worst = np.flatnonzero(missing > 5e-4)
+            worst = worst[np.argsort(-missing[worst])[: _TUNING.added]]
             if len(worst) == 0:
                 break
             i, j = np.concatenate((i, upper_i[worst])), np.concatenate((j, upper_j[worst]))

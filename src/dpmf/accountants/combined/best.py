@@ -49,10 +49,12 @@ class Best(Accountant):
         """Prepare every member.
 
         **Formal guarantees.** Every member bounds the same δ(ε) of the same direction; so does the smallest. Members
-        are chosen by the mechanism alone, and one that samples is refused.
+        are chosen by the mechanism and the target alone, and one that samples is refused.
         """
-        chosen = self.accountants if self.accountants is not None else members(mechanism, self.renyi)
-        return combined(self.name, mechanism, chosen)
+        if self.accountants is not None:
+            return combined(self.name, mechanism, self.accountants)
+        # These two take long and win at very small δ or large ε only: see `_Tuning` of the module `least`.
+        return combined(self.name, mechanism, members(mechanism, self.renyi), seldom=(Renyi.name, Conditional.name))
 
 
 def members(mechanism: Mechanism, renyi: Renyi) -> list[Accountant]:

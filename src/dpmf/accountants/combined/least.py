@@ -38,6 +38,9 @@ class _Tuning:
       probes: points of a profile at which a stop rule is checked.
       coarse: the part of the stop rule's tolerance to which expensive bounds are searched once they are good enough.
       exact: a bound on δ that is about this many times the truth, or less, needs no others beside it.
+      usual_delta: bounds that win only at smaller δ or larger ε are not asked about noise multipliers for a target
+        with this δ or a larger one, unless the others have no answer.
+      usual_epsilon: the same for targets with this ε or a smaller one.
     """
 
     improvement: float = 1e-4
@@ -48,6 +51,8 @@ class _Tuning:
     probes: int = 5
     coarse: float = 0.125
     exact: float = 1.06
+    usual_delta: float = 1e-7
+    usual_epsilon: float = 10.0
 
 
 _TUNING = _Tuning()
@@ -146,10 +151,12 @@ class Least(PreparedAccountant):
         kind: str = "bound",
         stop: StopRule | None = None,
         time_budget: float | None = None,
+        seldom: Sequence[str] = (),
     ) -> None:
         self.name, self.mechanism, self.kind = name, mechanism, kind
         self.parts = tuple(parts)
         self._stop, self._time_budget = stop, time_budget
+        self._seldom = frozenset(seldom)  # names of parts that win only at very small δ or large ε
 
     @classmethod
     def of(cls, prepared: PreparedAccountant, relation: str = "both") -> Least:
@@ -191,7 +198,7 @@ class Least(PreparedAccountant):
                 found = bound.delta(noise_multiplier, epsilon, direction, target_delta)
                 lead.offer(found.value, found, bound)
 
-            found = self._seek(partial(_each, ask=ask, enough=enough), enough)
+            found = self._seek(partial(_each, ask=ask, enough=enough), enough, _usual(epsilon, target_delta))
             evaluation = self._labelled(found)
             if self._stop is None or target_delta is not None:
                 return evaluation
@@ -249,7 +256,7 @@ class Least(PreparedAccountant):
                     best[k] = min(best[k], value)
 
         with budget.time_limit(self._time_budget):
-            self._run(improve, _Lead(), lambda: bool(good) and all(best[k] <= good[k] for k in good))
+            self._run(improve, _Lead(), lambda: bool(good) and all(best[k] <= good[k] for k in good), self.parts)
         return best
 
     def least_noise(
@@ -282,7 +289,7 @@ class Least(PreparedAccountant):
                 )  # fmt: skip
                 lead.offer(found.noise_multiplier, found.evaluation, found.bound)
 
-            found = self._seek(improve, enough)
+            found = self._seek(improve, enough, _usual(epsilon, delta))
         evaluation = self._labelled(found)
         return found.value, evaluation if self._stop is None else _with_gap(evaluation, found.value, below)
 
@@ -290,10 +297,21 @@ class Least(PreparedAccountant):
         reasons = [bound.unreachable(epsilon, delta, direction) for bound in self.bounds()]
         return reasons[-1] if reasons and all(reasons) else None
 
-    def _seek(self, improve: Callable[[Sequence[PreparedAccountant], _Lead], None], enough: float) -> _Answer:
-        """The least answer, or the first that is at most `enough`."""
+    def _seek(
+        self,
+        improve: Callable[[Sequence[PreparedAccountant], _Lead], None],
+        enough: float,
+        usual: bool = False,
+    ) -> _Answer:
+        """The least answer, or the first that is at most `enough`; `usual` leaves those out that seldom win."""
         lead = _Lead()
-        cut_short = self._run(improve, lead, lambda: lead.value <= enough)
+        parts = tuple(part for part in self.parts if not (usual and part.name in self._seldom))
+        try:
+            cut_short = self._run(improve, lead, lambda: lead.value <= enough, parts)
+        except CalibrationError:
+            if parts == self.parts:
+                raise
+            cut_short = self._run(improve, lead, lambda: lead.value <= enough, self.parts)
         assert lead.answer is not None
         if self._stop is None and not cut_short:
             return lead.answer
@@ -302,16 +320,20 @@ class Least(PreparedAccountant):
         return replace(lead.answer, evaluation=Evaluation(evaluation.value, details))
 
     def _run(
-        self, improve: Callable[[Sequence[PreparedAccountant], _Lead], None], lead: _Lead, done: Callable[[], bool]
+        self,
+        improve: Callable[[Sequence[PreparedAccountant], _Lead], None],
+        lead: _Lead,
+        done: Callable[[], bool],
+        asked: Sequence[Part],
     ) -> bool:
-        """Go through the bounds until `done`, and whether a budget ended that."""
-        quick = [part for part in self.parts if part.quick]
-        others = [part for part in self.parts if not part.quick]
+        """Go through the bounds of some parts until `done`, and whether a budget ended that."""
+        quick = [part for part in asked if part.quick]
+        others = [part for part in asked if not part.quick]
         groups: list[Callable[[], tuple[PreparedAccountant, ...]]] = [
             partial(_bounds_of, parts) for parts in (quick, others) if parts
         ]
-        if self._stop is not None or budget.limited() or not self.parts:
-            closed_forms_first = sorted(self.parts, key=lambda part: part.name != Gaussian.name)
+        if self._stop is not None or budget.limited() or not asked:
+            closed_forms_first = sorted(asked, key=lambda part: part.name != Gaussian.name)
             groups = [part.bounds for part in closed_forms_first]
         ended: Exception | None = None if groups else budget.OutOfMemory()
         with budget.time_limit(None) as deadline, budget.memory_limit(None) as memory:
@@ -344,6 +366,11 @@ class Least(PreparedAccountant):
         if answer.bound.name != self.name:
             details = {"accountant": answer.bound.name, **details}
         return Evaluation(answer.evaluation.value if value is None else value, details)
+
+
+def _usual(epsilon: float, target_delta: float | None) -> bool:
+    """Whether a target is one that seldom winners need not be asked about."""
+    return target_delta is not None and target_delta >= _TUNING.usual_delta and epsilon <= _TUNING.usual_epsilon
 
 
 def _bounds_of(parts: Sequence[Part]) -> tuple[PreparedAccountant, ...]:

@@ -37,6 +37,7 @@ class _Tuning:
 
     Attributes:
       largest_batches: mechanisms with more batches are left to others: a node costs b³ operations.
+      many_batches: beyond so many batches a bound takes more than a second, and others are asked first.
       few_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
       wider: by how much nodes are farther apart where every bin is asked.
       circulant_cost: by which factor the sum of all entries may grow for the matrix to be made circulant.
@@ -52,6 +53,7 @@ class _Tuning:
     """
 
     largest_batches: int = 512
+    many_batches: int = 300
     few_batches: int = 8
     wider: float = 2.0
     circulant_cost: float = 1.01
@@ -236,7 +238,6 @@ class _Law:
 
 class _PreparedOwnBin(PreparedAccountant):
     name = "own-bin"
-    cheap = True
 
     def __init__(self, mechanism: Mechanism, options: OwnBin) -> None:
         self.mechanism = mechanism
@@ -244,6 +245,7 @@ class _PreparedOwnBin(PreparedAccountant):
         self._spacing = min(options.spacing, 1.0)
         self._laws: OrderedDict[tuple[float, bool], _Law] = OrderedDict()
         self._closed = Gaussian().prepare(mechanism)
+        self.cheap = self._b <= _TUNING.many_batches
 
     @cached_property
     def _grams(self) -> tuple[Array, Array, bool]:
