@@ -10,7 +10,6 @@ replaced where there are few batches; where there are many, it is raised to be c
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from dpmf.kernels.smoothed import smoothed_above, smoothed_likely
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
+from dpmf.recent import Recent
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class _PreparedOwnBin(PreparedAccountant):
         self.mechanism = mechanism
         self._b = mechanism.batching.batches_per_epoch
         self._spacing = min(options.spacing, 1.0)
-        self._laws: OrderedDict[tuple[float, bool], _Law] = OrderedDict()
+        self._laws: Recent[tuple[float, bool], _Law] = Recent(_TUNING.kept)
         self._closed = Gaussian().prepare(mechanism)
 
     @cached_property
@@ -283,11 +283,9 @@ class _PreparedOwnBin(PreparedAccountant):
         return Evaluation(value, {"bins": bins}, slack=slack)
 
     def _law(self, noise_multiplier: float, circulant: bool) -> _Law:
-        key = noise_multiplier, circulant
-        if key not in self._laws:
+        def make() -> _Law:
             gram, above, _ = self._grams
             s = scaled(self.mechanism, above if circulant else gram, noise_multiplier)
-            self._laws[key] = _Law(s, circulant, self._spacing)
-            if len(self._laws) > _TUNING.kept:
-                self._laws.popitem(last=False)
-        return self._laws[key]
+            return _Law(s, circulant, self._spacing)
+
+        return self._laws.get((noise_multiplier, circulant), make)
