@@ -13,7 +13,6 @@ losses are rounded down to a lattice.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from dpmf.loss.composition import Atoms, Composition
 from dpmf.loss.distribution import power, transform_error
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
+from dpmf.recent import Recent
 
 # Proof constants (docs/theory/floating-point.md, "Lower bounds"): relative error of a normal tail probability, and more
 # than what can underflow in one.
@@ -239,7 +239,7 @@ class ComposedLowerBounds:
     def __init__(self, mechanism: Mechanism) -> None:
         self.answers: dict[Hashable, float] = {}
         self._mechanism = mechanism
-        self._known: OrderedDict[tuple[float, Direction], Composition] = OrderedDict()
+        self._known: Recent[tuple[float, Direction], Composition] = Recent(_TUNING.kept)
         self._error = mechanism.gram_error + 4 * UNIT * (mechanism.batching.batches_per_epoch + 16)
         self._grams: list[tuple[Array, int]] = []
         if isinstance(mechanism.batching, BallsInBins):
@@ -257,11 +257,7 @@ class ComposedLowerBounds:
         compose to smaller profiles (`Composition` with side "lower").
         """
         key = noise_multiplier, direction
-        if key not in self._known:
-            self._known[key] = self._compose(noise_multiplier, direction)
-            if len(self._known) > _TUNING.kept:
-                self._known.popitem(last=False)
-        return self._known[key].delta(epsilon)
+        return self._known.get(key, lambda: self._compose(noise_multiplier, direction)).delta(epsilon)
 
     def exceeds(self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction) -> bool:
         """Whether the bound proves δ(ε) > `delta`."""

@@ -9,7 +9,6 @@ where all indices share a factor there are payoffs that lose less.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -26,6 +25,7 @@ from dpmf.accountants.renyi.orders import IntegerOrders
 from dpmf.loss.gaussian import gaussian_delta, gaussian_loss_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
+from dpmf.recent import Recent
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _TreeBound(PreparedAccountant):
         # A factor shared by all, if it is not negligible, is integrated exactly instead of being part of the law.
         self._shared = shared if shared > _TUNING.least_shared * trees[0].mean_entry() else 0.0
         self._rest = tuple(tree.without_shared() for tree in trees) if self._shared else trees
-        self._laws: OrderedDict[tuple[float, float], Measure] = OrderedDict()
+        self._laws: Recent[tuple[float, float], Measure] = Recent(_TUNING.laws_kept)
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
@@ -193,13 +193,11 @@ class _TreeBound(PreparedAccountant):
         return [tree.scaled(1 / noise_multiplier / noise_multiplier * (1 + 8 * UNIT)) for tree in self._rest]
 
     def _law(self, noise_multiplier: float, spare: float) -> Measure:
-        key = (noise_multiplier, spare)
-        if key not in self._laws:
+        def make() -> Measure:
             trees = self._scaled(noise_multiplier)
-            self._laws[key] = Measure.average([tree_law(tree, Fineness(self._loss, spare)) for tree in trees], self._b)
-            if len(self._laws) > _TUNING.laws_kept:
-                self._laws.popitem(last=False)
-        return self._laws[key]
+            return Measure.average([tree_law(tree, Fineness(self._loss, spare)) for tree in trees], self._b)
+
+        return self._laws.get((noise_multiplier, spare), make)
 
 
 def _strike(epsilon: float) -> float:

@@ -9,11 +9,10 @@ that all throws share is composed with it. Poisson samples of a Gaussian mechani
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from dpmf.accountants.combined.least import Least, Part
 from dpmf.accountants.composed.pair import Pairs
@@ -27,10 +26,8 @@ from dpmf.loss.poisson import PoissonSample
 from dpmf.loss.profile_points import Profile, ProfilePoints
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
+from dpmf.recent import Recent
 from dpmf.search import usual_slope
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class _FromDistribution(PreparedAccountant):
 
     def __init__(self, name: str, mechanism: Mechanism) -> None:
         self.name, self.mechanism = name, mechanism
-        self._known: OrderedDict[tuple[float, Direction, float, bool], Composition] = OrderedDict()
+        self._known: Recent[tuple[float, Direction, float, bool], Composition] = Recent(_TUNING.kept)
 
     def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
         """The composed loss; about `tail` of it may count as infinite."""
@@ -126,8 +123,7 @@ class _FromDistribution(PreparedAccountant):
         self, noise_multiplier: float, direction: Direction, target_delta: float | None, rough: bool = False
     ) -> Composition:
         tail = _TUNING.tail if target_delta is None else max(_TUNING.tail_share * target_delta, _TUNING.least_tail)
-        return _remembered(
-            self._known,
+        return self._known.get(
             (noise_multiplier, direction, tail, rough),
             lambda: self._compose(noise_multiplier, direction, tail, rough),
         )
@@ -170,15 +166,6 @@ def _excess(losses: Composition, value: float, epsilon: float, target_delta: flo
     return max(found, 1e-9) if value > target_delta else min(found, 0.0)
 
 
-def _remembered(known: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
-    """What was made for a key, of which the last few are kept."""
-    if key not in known:
-        known[key] = make()
-        if len(known) > _TUNING.kept:
-            known.popitem(last=False)
-    return known[key]
-
-
 class _Throws(_FromDistribution):
     """Throws of balls into bins."""
 
@@ -189,16 +176,14 @@ class _Throws(_FromDistribution):
         super().__init__(name, mechanism)
         self._accountant = accountant
         self._throws = mechanism.batching.throws
-        self._pairs: OrderedDict[tuple[float, float, bool], tuple[DominatingPair, ...]] = OrderedDict()
+        self._pairs: Recent[tuple[float, float, bool], tuple[DominatingPair, ...]] = Recent(_TUNING.kept)
 
     @cached_property
     def _one_throw(self) -> Pairs:
         return Pairs(Least.of(self._accountant.prepare(self.mechanism.throw)))
 
     def _compose(self, noise_multiplier: float, direction: Direction, tail: float, rough: bool) -> Composition:
-        pairs = _remembered(
-            self._pairs, (noise_multiplier, tail, rough), lambda: self._pair(noise_multiplier, tail, rough)
-        )
+        pairs = self._pairs.get((noise_multiplier, tail, rough), lambda: self._pair(noise_multiplier, tail, rough))
         counts = (self._throws, 1)
         return Composition([(Atoms.of(pair, direction), n) for pair, n in zip(pairs, counts, strict=False)])
 

@@ -9,7 +9,6 @@ good at small ε and few epochs. Proofs: docs/theory/conditional.md.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon
 from dpmf.loss.mixtures import Mixtures
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
+from dpmf.recent import Recent
 
 DEFAULT_TEMPERATURES = (math.inf, 10**-1, 10**-0.5, 1.0, 10**0.5, 10.0)
 # The range of means, in units of σ, in which double precision serves; see `_hopeless` and `_effective_noise`.
@@ -137,7 +137,7 @@ class PreparedConditional(PreparedAccountant):
         self.options = options
         self.mechanism = mechanism
         self._hazards: dict[Direction, ReverseHazards] = {}
-        self._recent: OrderedDict[tuple[float, float, Direction], Mixtures] = OrderedDict()
+        self._recent: Recent[tuple[float, float, Direction], Mixtures] = Recent(8)
 
     @cached_property
     def _quick(self) -> PreparedConditional:
@@ -164,14 +164,10 @@ class PreparedConditional(PreparedAccountant):
 
     def mixtures(self, noise_multiplier: float, bad_event: float, direction: Direction) -> Mixtures:
         """The dominating steps for δ_E = `bad_event`."""
-        key = (noise_multiplier, bad_event, direction)
-        if key not in self._recent:
-            self._recent[key] = self.reverse_hazards(direction).mixtures(
-                self._effective_noise(noise_multiplier), bad_event
-            )
-            while len(self._recent) > 8:
-                self._recent.popitem(last=False)
-        return self._recent[key]
+        return self._recent.get(
+            (noise_multiplier, bad_event, direction),
+            lambda: self.reverse_hazards(direction).mixtures(self._effective_noise(noise_multiplier), bad_event),
+        )
 
     def _compose(
         self,

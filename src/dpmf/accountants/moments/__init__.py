@@ -10,7 +10,6 @@ Nothing of the Gram matrix is replaced, so irregular memory is no harder than an
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -25,6 +24,7 @@ from dpmf.kernels.moments import option_above, polynomial_above
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
+from dpmf.recent import Recent
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _PreparedMoments(PreparedAccountant):
         many = self._b > _TUNING.many_batches
         self._spacing = min(options.spacing, 1.0) * (2 if many else 1)
         self.cheap, self.roughness = not many, 1.25 if many else 1.0
-        self._given: OrderedDict[float, GivenMean] = OrderedDict()
+        self._given: Recent[float, GivenMean] = Recent(_TUNING.kept)
 
     def delta(
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
@@ -253,11 +253,9 @@ class _PreparedMoments(PreparedAccountant):
         return self.mechanism.gram_upper()
 
     def _given_mean(self, noise_multiplier: float) -> GivenMean:
-        if noise_multiplier not in self._given:
-            self._given[noise_multiplier] = GivenMean(scaled(self.mechanism, self._gram, noise_multiplier))
-            if len(self._given) > _TUNING.kept:
-                self._given.popitem(last=False)
-        return self._given[noise_multiplier]
+        return self._given.get(
+            noise_multiplier, lambda: GivenMean(scaled(self.mechanism, self._gram, noise_multiplier))
+        )
 
 
 def _option(shape: Shape, strike: float, sign: int) -> float:

@@ -10,7 +10,6 @@ replaced where there are few batches; where there are many, it is raised to be c
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from dpmf.kernels.smoothed import smoothed_above, smoothed_likely
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
+from dpmf.recent import Recent
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class _Tuning:
       lower_strike: how much smaller the logarithm of the strike is in the bound on how often A is large at all: the
         first number, or the second one times ε where that is less.
       depth: how often that bound is asked for one of its own.
+      nearby: what is known at another strike serves instead where it is so many times as far away.
+      too_far: where no target is known and the bound is below this part of the δ that was aimed at, it is aimed at.
       kept: how many laws are remembered, with their moments.
     """
 
@@ -64,6 +66,8 @@ class _Tuning:
     beyond: float = 1e-3
     lower_strike: tuple[float, float] = (0.25, 0.4)
     depth: int = 3
+    nearby: tuple[float, float] = (0.5, 2.0)
+    too_far: float = 0.1
     kept: int = 4
 
 
@@ -174,6 +178,7 @@ class _Law:
         self.usable = self._shared is not None
         self._count, self._spacing = (1, spacing) if circulant else (len(s), spacing * _TUNING.wider)
         self._root = 0.0 if self._shared is None else math.sqrt(self._shared.variance)
+        self._calls: dict[float, float] = {}  # bounds on E(A − K)_+ that were found, by log K
 
     @cached_property
     def bins(self) -> list[_Bin]:
@@ -219,10 +224,20 @@ class _Law:
         if lacking > 1e-4 * value:
             nearer = math.log(strike) - max(given.largest for given in givens) * h
             down = min(_TUNING.lower_strike[0], _TUNING.lower_strike[1] * nearer)
-            if depth < _TUNING.depth and down > 0:
-                lower = self.call(math.exp(nearer - down), last, depth + 1)[0]
-                lacking *= min(lower / -math.expm1(-down), 1.0)
-        return (value + lacking) * (1 + 1e-9), likely
+            least, most = (part * down for part in _TUNING.nearby)
+            known = any(least <= nearer - other <= most for other in self._calls)
+            if depth < _TUNING.depth and down > 0 and not known:
+                self.call(math.exp(nearer - down), last, depth + 1)
+            lacking *= self._how_large(nearer)
+        found = (value + lacking) * (1 + 1e-9)
+        if found < 1:
+            self._calls[math.log(strike)] = found
+        return found, likely
+
+    def _how_large(self, log_strike: float) -> float:
+        """A bound on E[A·[A ≥ K]], from bounds on E(A − K')_+ at smaller K' that are known: any of them will do."""
+        known = ((log_strike - other, bound) for other, bound in self._calls.items() if other < log_strike - 1e-6)
+        return min(1.0, *(bound / -math.expm1(-down) for down, bound in known), 1.0)
 
     def _by_chords(self, strike: float, last: float) -> tuple[float, float]:
         outside = float(ndtr(_TUNING.bulk[0]) + ndtr(-last)) * (1 + 1e-9)
@@ -243,7 +258,7 @@ class _PreparedOwnBin(PreparedAccountant):
         self.mechanism = mechanism
         self._b = mechanism.batching.batches_per_epoch
         self._spacing = min(options.spacing, 1.0)
-        self._laws: OrderedDict[tuple[float, bool], _Law] = OrderedDict()
+        self._laws: Recent[tuple[float, bool], _Law] = Recent(_TUNING.kept)
         self._closed = Gaussian().prepare(mechanism)
         self.cheap = self._b <= _TUNING.many_batches
 
@@ -277,6 +292,9 @@ class _PreparedOwnBin(PreparedAccountant):
             each = costly and self._b <= _TUNING.few_batches
             law, bins = self._law(noise_multiplier, not each), self._b if each else 1
             found = [law.call(strike, last)] if law.usable else []
+            if target_delta is None and found and found[0][0] < _TUNING.too_far * aimed:
+                last = float(-ndtri(max(_TUNING.beyond * _TUNING.too_far * min(found[0]), 1e-300)))
+                found.append(law.call(strike, last))
         value, likely = min(found, default=(1.0, 1.0))
         if not value < closed.value:
             return closed
@@ -285,11 +303,9 @@ class _PreparedOwnBin(PreparedAccountant):
         return Evaluation(value, {"bins": bins}, slack=slack)
 
     def _law(self, noise_multiplier: float, circulant: bool) -> _Law:
-        key = noise_multiplier, circulant
-        if key not in self._laws:
+        def make() -> _Law:
             gram, above, _ = self._grams
             s = scaled(self.mechanism, above if circulant else gram, noise_multiplier)
-            self._laws[key] = _Law(s, circulant, self._spacing)
-            if len(self._laws) > _TUNING.kept:
-                self._laws.popitem(last=False)
-        return self._laws[key]
+            return _Law(s, circulant, self._spacing)
+
+        return self._laws.get((noise_multiplier, circulant), make)
