@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf import budget
-from dpmf.accountants.moments._given_mean import Graphs, Shape, complete_graph
+from dpmf.accountants.moments._given_mean import Graphs, Shape
 from dpmf.numerics import UNIT, Array
 
 _RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
@@ -98,7 +98,6 @@ class GivenBin:
     Attributes:
       own: l_i, the load of the bin itself.
       largest: the largest |l_j|.
-      bend: η ≥ 0, such that a_i·(1 − K/A)_+ has a second derivative in τ of at least −η·a_i·[A ≥ K].
     """
 
     def __init__(self, shared: Shared, bin_index: int | None) -> None:
@@ -114,20 +113,19 @@ class GivenBin:
         rest -= np.outer(self.loads, self.loads)
         self._tilt: Array = np.zeros(b) if bin_index is None else rest[bin_index].copy()
         self._f = np.expm1(rest)
-        self._sizes = np.abs(self._f)
-        self._positive = bool((self._f >= 0).all())
-        largest = float(self._sizes.max())
+        sizes = np.abs(self._f)
+        largest = float(sizes.max())
         error = 6 * UNIT * (float(s.max()) + shared.variance + self.largest**2)
         self._error = (1 + largest) * error + 4 * UNIT * largest
-        self._step = max(math.sqrt(float((self._sizes * self._sizes).mean())), self._error)
-        low, high = min(float(self.loads.min()), 0.0), float(self.loads.max())
-        # For a mean m of the loads the second derivative is at least m·(2·l_i − m) times a_i·K/A.
-        self.bend = max(-low * (2 * self.own - low), high * (high - 2 * self.own), 0.0) * (1 + 1e-9)
+        self._step = max(math.sqrt(float((sizes * sizes).mean())), self._error)
+        self._sizes = sizes + self._error
+        self._squares = self._sizes * self._sizes
+        self._largest = largest + self._error + self._step  # with room for what is added to bound errors
 
     def _look(self, rest: Array, bin_index: int, raised: float) -> None:
         """Choose τ for a bin: the loads l."""
         b = len(rest)
-        toward = np.expm1(np.minimum(rest[bin_index] - rest.min(), 50.0))
+        toward = np.exp(2 * np.minimum(rest[bin_index] - rest.min(), 25.0))
         product = rest @ toward - raised / 4 * toward
         size = np.abs(rest) @ toward
         square = float(toward @ product)
@@ -144,10 +142,6 @@ class GivenBin:
         """What is known of Σ α_j·ξ_j given τ."""
         return self._of(self._terms(tau), abs(tau))
 
-    def between(self, low: float, high: float) -> Shape:
-        """The same for a sum that is at least Σ α_j·ξ_j for all τ between two numbers: each α_j is the larger one."""
-        return self._of(np.maximum(self._terms(low), self._terms(high)), max(abs(low), abs(high)))
-
     def _terms(self, tau: float) -> Array:
         found: Array = np.exp(np.minimum(self.loads * tau - self.loads**2 / 2 + self._tilt, 600.0))
         return found
@@ -156,18 +150,20 @@ class GivenBin:
         budget.check()
         b, f, sizes = self._b, self._f, self._sizes
         weights = terms / terms.sum()
-        pairs = (f * weights) @ f
-        absolute = pairs if self._positive else (sizes * weights) @ sizes
+        halves = f * np.sqrt(weights)
+        graphs = Graphs.of(f, weights, halves @ halves.T)  # half the work of (f·W)·f
         near = sizes @ weights
-        both = near[:, None] + near
-        graphs = Graphs.of(f, weights, pairs)
-        # (|f| + s)·W·(|f| + s) for a number s, as the weights sum up to 1; errors are those of `GivenMean`.
-        step, error = self._step, self._error
-        larger = Graphs.of(sizes + step, weights, absolute + step * (both + step))
-        relative = error / step * 1.01 + (10 * b + 128) * UNIT
-        two, three, four = relative * larger.two, relative * larger.three, relative * larger.four
-        shared = (absolute + error * (both + error)) * (1 + (2 * b + 8) * UNIT)
-        complete = complete_graph(sizes + error, weights, shared, _NEGLIGIBLE * graphs.four)
+        row, edge = float(near.max()), float(weights @ near)
+        # Errors as those of `GivenMean`, with cruder sums: they are some 1e-13 of these.
+        relative = (self._error / self._step * 1.01 + (10 * b + 128) * UNIT) * (1 + 1e-9)
+        two, three, four = (relative * x for x in at_most(edge + self._step, row + self._step, self._largest))
+        # The second bound of `complete_graph`; one of its edges is at most the largest one, where that is good enough.
+        twice = self._squares @ weights
+        complete = row * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
+        if complete > _NEGLIGIBLE * graphs.four:
+            halves = self._squares * np.sqrt(weights)
+            sums = (sizes * (halves @ halves.T)) @ weights
+            complete = min(complete, row * float(weights @ sums) * (1 + 1e-9))
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
         exponent = self.largest * (size + self.largest) + float(np.abs(self._tilt).max())
@@ -180,3 +176,13 @@ class GivenBin:
             errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
             error=(2 * b + 64) * UNIT * (1 + exponent),
         )
+
+
+def at_most(edge: float, row: float, largest: float) -> tuple[float, float, float]:
+    """Bounds on the sums of `Graphs` from that over one edge, the largest sum of a row, and the largest entry.
+
+    **Formal guarantees.** For entries that are not negative, and weights that sum up to 1. Every graph is an edge and
+    one or two vertices more. A vertex is taken away with one of its edges, which sum up to at most `row`; each other
+    edge of it is at most `largest`. Counts are those of `graph_sums`.
+    """
+    return edge, (3 + largest) * row * edge, 3 * edge**2 + (16 + 15 * largest + 6 * largest**2) * row**2 * edge
