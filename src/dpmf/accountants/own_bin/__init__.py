@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.moments._given_mean import Shape, scaled
 from dpmf.accountants.own_bin._between_nodes import Curves
@@ -57,9 +57,9 @@ class _Tuning:
     each_batches: int = 128
     wider: tuple[float, ...] = (6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.0, 1.5, 1.0)
     cost: float = 0.05
-    pooled: int = 12
+    pooled: int = 8
     every: int = 4
-    circulant_cost: float = 1.01
+    circulant_cost: float = 1.02
     largest_variance: float = 12.0
     negligible: float = 1e-100
     usual_delta: float = 1e-6
@@ -151,6 +151,7 @@ class _Law:
     def bins(self) -> list[_Bin]:
         """The bins that are asked: all of them, or one that stands for all."""
         assert self._shared is not None
+        budget.claim(8.0 * self._count * len(self._shared.s) ** 2)
         curves = Curves(self._root)
         return [_Bin(self._shared, curves, index) for index in range(self._count)]
 
@@ -199,12 +200,12 @@ class _Law:
 
     def _nodes(self, strike: float, last: float) -> Array:
         """Nodes from −`last` to `last`: equidistant ones where one bin is asked, as few as will do where all are."""
-        fastest = max(one.curve.frequency for one in self.bins)
-        widest = min(_TUNING.widest, 2 / max(fastest, 1e-9))
-        h = min(self._spacing, widest)
+        most = 2.8 / max(1e-9, *(one.curve.frequency for one in self.bins))
+        h = min(self._spacing, most / 2, _TUNING.widest)
+        widest = min(_TUNING.widest, most - h)  # cells on the grid become wider by up to h
         low = max(_TUNING.dense_from, -last) if self._count == 1 else -last
-        wide = np.linspace(-last, low, math.ceil((low + last) / widest), endpoint=False)
-        grid = low + h * np.arange(math.ceil((last - low) / h) + 1)
+        wide: Array = np.linspace(-last, low, math.ceil((low + last) / widest), endpoint=False, dtype=float)
+        grid: Array = low + h * np.arange(math.ceil((last - low) / h) + 1, dtype=np.float64)
         if self._count == 1:
             return np.append(wide, grid)
         # A cell of width t where much of the bound, f, comes from costs about f·t³: all should cost the same.

@@ -21,6 +21,7 @@ _PARTS = np.linspace(-0.3, 1.0, 27)  # α is one of these parts of the largest l
 _RISE = 2.5  # about P'/P where most comes from: what a larger α costs
 _LARGEST_ROOT = 10.0
 _LEAST_CHANGE = 1e-8  # the least |β − α²|
+_WIDEST = 3.0  # the largest width of a cell, times the frequency; π would be too much
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -44,9 +45,11 @@ class Curve:
     def weights(self, nodes: Array) -> Array:
         """∫ f(x)·φ(x) dx between the first and the last node, as weights of values at the nodes; rounded up.
 
-        f solves the equation in every cell and has the values given at both ends. Cells are narrower than
-        π/`frequency`.
+        f solves the equation in every cell and has the values given at both ends. Where a cell is not clearly narrower
+        than π/`frequency`, nothing can be said, and weights are infinite.
         """
+        if not self.frequency * float(np.diff(nodes).max()) <= _WIDEST:
+            return np.full(len(nodes), math.inf)
         change = self.beta - self.alpha * self.alpha
         rate = math.sqrt(abs(change))
         wave = np.sin if change > 0 else np.sinh
@@ -89,7 +92,6 @@ class Curves:
         """The equation that loses least, for loads between `low` and `high`."""
         alphas = _PARTS * high
         betas = np.array([self.beta(alpha, low, high) for alpha in alphas.tolist()])
-        # Where the frequency is high, cells have to be narrow.
         best = int(np.argmin(2 * alphas * _RISE + betas))
         alpha, beta = float(alphas[best]), float(betas[best])
         if abs(beta - alpha * alpha) < _LEAST_CHANGE:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf import budget
-from dpmf.accountants.moments._given_mean import Graphs, Shape
+from dpmf.accountants.moments._given_mean import Graphs, Shape, complete_graph
 from dpmf.numerics import UNIT, Array
 
 _RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
@@ -118,8 +118,6 @@ class GivenBin:
         error = 6 * UNIT * (float(s.max()) + shared.variance + self.largest**2)
         self._error = (1 + largest) * error + 4 * UNIT * largest
         self._step = max(math.sqrt(float((sizes * sizes).mean())), self._error)
-        self._sizes = sizes + self._error
-        self._squares = self._sizes * self._sizes
         self._largest = largest + self._error + self._step  # with room for what is added to bound errors
 
     def _look(self, rest: Array, bin_index: int, raised: float) -> None:
@@ -148,7 +146,9 @@ class GivenBin:
 
     def _of(self, terms: Array, size: float) -> Shape:
         budget.check()
-        b, f, sizes = self._b, self._f, self._sizes
+        b, f = self._b, self._f
+        sizes = np.abs(f)
+        sizes += self._error
         weights = terms / terms.sum()
         halves = f * np.sqrt(weights)
         graphs = Graphs.of(f, weights, halves @ halves.T)  # half the work of (f·W)·f
@@ -157,13 +157,11 @@ class GivenBin:
         # Errors as those of `GivenMean`, with cruder sums: they are some 1e-13 of these.
         relative = (self._error / self._step * 1.01 + (10 * b + 128) * UNIT) * (1 + 1e-9)
         two, three, four = (relative * x for x in at_most(edge + self._step, row + self._step, self._largest))
-        # The second bound of `complete_graph`; one of its edges is at most the largest one, where that is good enough.
-        twice = self._squares @ weights
+        # The bounds of `complete_graph`, after one that takes no product of matrices: the largest edge for one more.
+        twice = (sizes * sizes) @ weights
         complete = row * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
         if complete > _NEGLIGIBLE * graphs.four:
-            halves = self._squares * np.sqrt(weights)
-            sums = (sizes * (halves @ halves.T)) @ weights
-            complete = min(complete, row * float(weights @ sums) * (1 + 1e-9))
+            complete = min(complete, complete_graph(sizes, weights, None, _NEGLIGIBLE * graphs.four))
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
         exponent = self.largest * (size + self.largest) + float(np.abs(self._tilt).max())
