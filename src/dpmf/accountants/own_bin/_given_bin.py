@@ -153,13 +153,12 @@ class GivenBin:
         halves = f * np.sqrt(weights)
         graphs = Graphs.of(f, weights, halves @ halves.T)  # half the work of (f·W)·f
         near = sizes @ weights
-        row, edge = float(near.max()), float(weights @ near)
         # Errors as those of `GivenMean`, with cruder sums: they are some 1e-13 of these.
         relative = (self._error / self._step * 1.01 + (10 * b + 128) * UNIT) * (1 + 1e-9)
-        two, three, four = (relative * x for x in at_most(edge + self._step, row + self._step, self._largest))
+        two, three, four = (relative * x for x in at_most(weights, near + self._step, self._largest))
         # The bounds of `complete_graph`, after one that takes no product of matrices: the largest edge for one more.
         twice = (sizes * sizes) @ weights
-        complete = row * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
+        complete = float(near.max()) * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
         if complete > _NEGLIGIBLE * graphs.four:
             complete = min(complete, complete_graph(sizes, weights, None, _NEGLIGIBLE * graphs.four))
         variance = graphs.two + two
@@ -176,11 +175,12 @@ class GivenBin:
         )
 
 
-def at_most(edge: float, row: float, largest: float) -> tuple[float, float, float]:
-    """Bounds on the sums of `Graphs` from that over one edge, the largest sum of a row, and the largest entry.
+def at_most(weights: Array, near: Array, largest: float) -> tuple[float, float, float]:
+    """Bounds on the sums of `Graphs` from sums of rows and the largest entry.
 
-    **Formal guarantees.** For entries that are not negative, and weights that sum up to 1. Every graph is an edge and
-    one or two vertices more. A vertex is taken away with one of its edges, which sum up to at most `row`; each other
-    edge of it is at most `largest`. Counts are those of `graph_sums`.
+    **Formal guarantees.** For entries that are not negative. With near_i = Σ w_j·f_ij, stars are sums of powers of
+    near_i, and a path of three edges is at most a star, because near_i·near_j is at most the mean of their squares. In
+    all other graphs, each edge beyond those of a path is at most `largest`. Counts are those of `graph_sums`.
     """
-    return edge, (3 + largest) * row * edge, 3 * edge**2 + (16 + 15 * largest + 6 * largest**2) * row**2 * edge
+    edge, forks, stars = (float(weights @ near**power) for power in (1, 2, 3))
+    return edge, (3 + largest) * forks, 3 * edge**2 + (16 + 15 * largest + 6 * largest**2) * stars
