@@ -238,10 +238,10 @@ def _edges(lowest, reach, end):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
-def _proved(coefficients, law, lowest, reach, about, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
-    """The expectation of the polynomial, lifted by what it takes to be above g, and where most is missing.
+def _proved(coefficients, law, lowest, reach, about):  # type: ignore[no-untyped-def]
+    """By what the polynomial has to be lifted to be above g, and where most is missing.
 
-    It is 1 where nothing can be shown.
+    It is infinite where nothing can be shown.
     """
     end = lowest_at = reach
     least = math.inf
@@ -252,10 +252,9 @@ def _proved(coefficients, law, lowest, reach, about, skewness, kurtosis, errors)
         if height >= (1.0 if law[0] > 0 else payoff(end, *law)) and _rises(coefficients, end):
             break
         if tries > 80 or height < -1.0:
-            return 1.0, lowest_at
+            return math.inf, lowest_at
         end *= 1.3
-    missing, where = _lifted(coefficients, _edges(lowest, reach, end), law, 1e-4 * about)
-    return _expectation(coefficients, skewness, kurtosis, errors) + missing * (1 + 1e-12), where
+    return _lifted(coefficients, _edges(lowest, reach, end), law, 1e-4 * about)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -296,6 +295,19 @@ def smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, kurtos
     The result is the expectation of a polynomial that has been shown to be at least g for all y ≥ lowest. How it was
     chosen decides tightness only.
     """
+    return smoothed_polynomial(
+        sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare, np.empty(5)
+    )  # fmt: skip
+
+
+@nb.njit(cache=True, nogil=True)
+def smoothed_polynomial(sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare, found_one):  # type: ignore[no-untyped-def]
+    """What `smoothed_above` returns; `found_one` becomes a polynomial that is at least g for all y ≥ lowest.
+
+    It is the one that the bound is the expectation of, or the constant 1.
+    """
+    found_one[:] = 0.0
+    found_one[0] = 1.0
     law = (sign, strike, root, mean, deviation)
     lowest *= 1 + 1e-12  # it is negative
     leftmost = lowest * (1 - 1e-3)
@@ -339,14 +351,50 @@ def smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, kurtos
         if not best < 1.0:
             break
         coefficients *= 1 + _MARGIN
-        value, where = _proved(coefficients, law, lowest, reach, max(best, 1e-300), skewness, kurtosis, errors)
+        missing, where = _proved(coefficients, law, lowest, reach, max(best, 1e-300))
+        value = _expectation(coefficients, skewness, kurtosis, errors) + missing * (1 + 1e-12)
         q = 1 / deviation
         c0, c1, c2, c3, c4 = coefficients
         size = abs(c0) + q * (abs(c1) + q * (abs(c2) + q * (abs(c3) + q * c4)))
-        found = min(found, value + rare * (1 + size) * (1 + 1e-9))
+        value += rare * (1 + size) * (1 + 1e-9)
+        if value < found:
+            found = value
+            found_one[:] = coefficients
+            found_one[0] += missing * (1 + 1e-12)
         if found <= (1 + _ENOUGH) * best:
             break
         places[used], values[used], step = where, payoff(where, sign, strike, root, mean, deviation), 0.1
+    return found
+
+
+@nb.njit(cache=True, nogil=True)
+def pooled_above(pool, means, deviations, skewnesses, kurtoses, errors):  # type: ignore[no-untyped-def]
+    """For each of several laws the least expectation of some polynomials, at most 1, with moments as above.
+
+    A row of `pool` is the mean and the deviation that a polynomial is about, and its coefficients. It is a polynomial
+    in y = (a/mean − 1)/deviation that is at least the payoff for all a ≥ 0, so that it may be used for every law of a.
+    """
+    found = np.ones(len(means))
+    for k in range(len(means)):
+        for row in range(len(pool)):
+            c0, c1, c2, c3, c4 = pool[row, 2], pool[row, 3], pool[row, 4], pool[row, 5], pool[row, 6]
+            ratio = means[k] / pool[row, 0]
+            shift, scale = (ratio - 1) / pool[row, 1], ratio * deviations[k] / pool[row, 1]
+            e0 = c0 + shift * (c1 + shift * (c2 + shift * (c3 + shift * c4)))
+            e1 = (c1 + shift * (2 * c2 + shift * (3 * c3 + shift * 4 * c4))) * scale
+            e2 = (c2 + shift * (3 * c3 + shift * 6 * c4)) * scale**2
+            e3 = (c3 + 4 * c4 * shift) * scale**3
+            e4 = c4 * scale**4
+            value = e0 + e2 + e3 * skewnesses[k] + e4 * kurtoses[k]
+            if not value < found[k]:
+                continue
+            value += abs(e1) * errors[k, 0] + abs(e2) * errors[k, 1] + abs(e3) * errors[k, 2]
+            # The shift has an error of some units of what it is the difference of. What is rounded is at most `q`.
+            q = abs(shift) + (1 + ratio) / pool[row, 1] + scale
+            size = abs(c0) + q * (abs(c1) + q * (abs(c2) + q * (abs(c3) + q * c4)))
+            value += _ROUNDING * size * (2 + abs(skewnesses[k]) + kurtoses[k])
+            if value < found[k]:
+                found[k] = value
     return found
 
 

@@ -15,7 +15,7 @@ from random_mechanisms import log_uniform, random_settings
 from scipy.optimize import linprog
 
 from dpmf.kernels import smoothed
-from dpmf.kernels.smoothed import payoff, smoothed_above, smoothed_likely
+from dpmf.kernels.smoothed import payoff, pooled_above, smoothed_above, smoothed_likely, smoothed_polynomial
 
 NO_ERRORS = np.zeros(3)
 
@@ -180,6 +180,51 @@ def test_no_law_with_these_moments_is_worth_more(
         assert exact * (1 - 1e-9) <= bound <= 1
     bound = smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, 2 * kurtosis, errors, 0.0)
     assert bound >= exact * (1 - 1e-9)
+
+
+def pool_of(cases: list[tuple[float, ...]], strike: float, root: float) -> np.ndarray:
+    """Polynomials for laws of some means, deviations, skewnesses and kurtoses."""
+    pool = np.empty((len(cases), 7))
+    for row, (mean, deviation, skewness, kurtosis) in zip(pool, cases, strict=True):
+        row[:2] = mean, deviation
+        smoothed_polynomial(
+            1, strike, root, mean, deviation, -1 / deviation, skewness, kurtosis, NO_ERRORS, 0.0, row[2:]
+        )  # fmt: skip
+    return pool
+
+
+@random_settings(300)
+@given(
+    laws(), st.floats(-4.0, 12.0), log_uniform(1e-2, 1.5), log_uniform(0.1, 50.0), log_uniform(1e-2, 1.0),
+    log_uniform(0.3, 3.0), log_uniform(0.3, 3.0), st.floats(-1.0, 3.0),
+)  # fmt: skip
+def test_polynomials_for_one_law_bound_another(
+    law: tuple[np.ndarray, np.ndarray], place: float, root: float, mean: float, room: float,
+    other_mean: float, other_deviation: float, skewness: float,
+) -> None:  # fmt: skip
+    """`mean` and `deviation` are those of the law; polynomials are made for others."""
+    values, weights = law
+    deviation = min(room, 1.0) / -float(values.min())
+    across = 1 + deviation * place
+    strike = mean * (across if across > 0.02 else math.exp(place * root))
+    exact = float(weights @ [payoff(y, 1, strike, root, mean, deviation) for y in values])
+    moments = [np.array([x]) for x in (mean, deviation, float(weights @ values**3), float(weights @ values**4))]
+    errors = 1e-12 * np.array([[1.0, 1.0, 1 + abs(moments[2][0])]])
+    cases = [
+        (mean * other_mean, deviation * other_deviation, skewness, 2 * skewness**2 + 3),
+        (mean, deviation, 1.0, 9.0),
+    ]
+    found = pooled_above(pool_of(cases, strike, root), *moments, errors)
+    assert exact * (1 - 1e-9) <= found[0] <= 1
+
+
+def test_a_polynomial_for_the_law_itself_gives_its_bound() -> None:
+    for strike, root, *case in CASES:
+        mean, deviation, skewness, kurtosis = case
+        alone = smoothed_above(1, strike, root, mean, deviation, -1 / deviation, skewness, kurtosis, NO_ERRORS, 0.0)
+        pool = pool_of([tuple(case)], strike, root)
+        found = pooled_above(pool, *(np.array([x]) for x in case), NO_ERRORS[None])
+        assert found[0] == pytest.approx(alone, rel=1e-4)
 
 
 @random_settings(100)

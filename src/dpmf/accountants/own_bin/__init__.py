@@ -10,21 +10,21 @@ replaced where there are few batches; where there are many, it is raised to be c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpmf import validation
+from dpmf import budget, validation
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.moments._given_mean import Shape, scaled
+from dpmf.accountants.own_bin._between_nodes import Curves
 from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, circulant_above
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
-from dpmf.kernels.smoothed import smoothed_above, smoothed_likely
+from dpmf.kernels.smoothed import pooled_above, smoothed_above, smoothed_likely, smoothed_polynomial
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
@@ -38,42 +38,43 @@ class _Tuning:
     Attributes:
       largest_batches: mechanisms with more batches are left to others: a node costs b³ operations.
       many_batches: beyond so many batches a bound takes more than a second, and others are asked first.
-      few_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
-      wider: by how much nodes are farther apart where every bin is asked.
+      each_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
+      wider: by how much nodes may be farther apart, at the least, where every bin is asked; the first that costs
+        little is taken.
+      cost: the part of the bound that this may cost.
+      pooled: how many bins polynomials are made for; all others use theirs.
+      every: which nodes of the grid are looked at to see where the bound comes from.
       circulant_cost: by which factor the sum of all entries may grow for the matrix to be made circulant.
       largest_variance: above this G/σ² moments say nothing, and the closed form without amplification answers.
       negligible: it also does below this δ.
       usual_delta: the δ that matters where no target says so.
-      bulk: edges of the ranges of τ − l_i that are lumped together, and where nodes begin.
-      beyond: the part of δ that may come from beyond the last node.
-      lower_strike: how much smaller the logarithm of the strike is in the bound on how often A is large at all: the
-        first number, or the second one times ε where that is less.
-      depth: how often that bound is asked for one of its own.
-      nearby: what is known at another strike serves instead where it is so many times as far away.
+      dense_from: where nodes become dense, in deviations of τ.
+      widest: the largest distance of nodes.
+      beyond: the part of δ that may come from beyond the first and the last node, each.
       too_far: where no target is known and the bound is below this part of the δ that was aimed at, it is aimed at.
       kept: how many laws are remembered, with their moments.
     """
 
     largest_batches: int = 512
     many_batches: int = 300
-    few_batches: int = 8
-    wider: float = 2.0
-    circulant_cost: float = 1.01
+    each_batches: int = 128
+    wider: tuple[float, ...] = (6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.0, 1.5, 1.0)
+    cost: float = 0.05
+    pooled: int = 8
+    every: int = 4
+    circulant_cost: float = 1.02
     largest_variance: float = 12.0
     negligible: float = 1e-100
     usual_delta: float = 1e-6
-    bulk: tuple[float, ...] = (-7.5, -5.5, -4.2)
+    dense_from: float = -4.2
+    widest: float = 2.5
     beyond: float = 1e-3
-    lower_strike: tuple[float, float] = (0.25, 0.4)
-    depth: int = 3
-    nearby: tuple[float, float] = (0.5, 2.0)
     too_far: float = 0.1
     kept: int = 4
 
 
 _TUNING = _Tuning()
 _RARE = 1e-20  # a probability that is added to bounds of the add direction
-_ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 @dataclass(frozen=True)
@@ -113,78 +114,50 @@ class OwnBin(Accountant):
 
 
 class _Bin:
-    """One bin: its nodes, and what moments say at each of them."""
+    """One bin: what moments say at each node of τ, and what the payoff can be in between."""
 
-    def __init__(self, shared: Shared, index: int, spacing: float) -> None:
+    def __init__(self, shared: Shared, curves: Curves, index: int) -> None:
         self.given = GivenBin(shared, index)
-        self.spacing = spacing
-        self._known: dict[int, Shape] = {}
+        self.curve = curves.least(float(self.given.loads.min()), float(self.given.loads.max()))
+        self._known: dict[float, Shape] = {}
 
-    def asked(self, last: float) -> Iterator[tuple[float, Shape]]:
-        """Nodes and ranges of τ up to `last` deviations from l_i, with their weights if the record is in this bin."""
+    def at(self, x: float) -> Shape:
+        """What is known of A where τ is x deviations above its mean if the record is in this bin."""
+        if x not in self._known:
+            self._known[x] = self.given.at(self.given.own + x)
+        return self._known[x]
+
+    def asked(self, nodes: Array) -> list[tuple[float, Shape]]:
+        """Weights of nodes, and what is known there."""
         if self.given.own == 0:  # A does not depend on τ
-            if 0 not in self._known:
-                self._known[0] = self.given.at(0.0)
-            return iter([(1.0, self._known[0])])
-        return chain(self._ranges(), self._nodes(last))
-
-    def _ranges(self) -> Iterator[tuple[float, Shape]]:
-        for k, (low, high) in enumerate(zip(_TUNING.bulk[:-1], _TUNING.bulk[1:], strict=True)):
-            if -k - 1 not in self._known:
-                self._known[-k - 1] = self.given.between(low + self.given.own, high + self.given.own)
-            yield float(ndtr(high) - ndtr(low)) * (1 + 1e-9), self._known[-k - 1]
-
-    def _nodes(self, last: float) -> Iterator[tuple[float, Shape]]:
-        count = math.ceil((last - _TUNING.bulk[-1]) / self.spacing) + 1
-        weights = _node_weights(_TUNING.bulk[-1], self.spacing, count, self.given.own)
-        for k, weight in enumerate(weights.tolist()):
-            if k not in self._known:
-                self._known[k] = self.given.at(self.given.own + _TUNING.bulk[-1] + self.spacing * k)
-            yield weight, self._known[k]
-
-
-def _node_weights(start: float, spacing: float, count: int, own: float) -> Array:
-    """Weights of equidistant nodes for functions of x = τ − l_i that are below their chords, multiplied by a_i.
-
-    The k-th is the integral of the k-th hat function times φ(x)·e^(l_i·(x_k − x)), rounded up.
-    """
-    left = start + spacing * np.arange(count - 1)[:, None]
-    part = (_ABSCISSAE + 1) / 2
-    x = left + spacing * part
-    density = np.exp(-x * x / 2) * _WEIGHTS * (spacing / 2 / math.sqrt(2 * math.pi))
-    weights = np.zeros(count)
-    weights[:-1] += (density * (1 - part) * np.exp(own * (left - x))).sum(axis=1)
-    weights[1:] += (density * part * np.exp(own * (left + spacing - x))).sum(axis=1)
-    return weights * (1 + 1e-9)
+            return [(1.0, self.at(0.0))]
+        return list(zip(self.curve.weights(nodes).tolist(), map(self.at, nodes.tolist()), strict=True))
 
 
 class _Law:
     """What is known of A at one noise multiplier.
 
-    **Formal guarantees.** For fixed z and w let F(τ) = a_i·(1 − K/A)_+, with loads l_j of log a_j on τ. Where A ≥ K and
-    m, m₂ are the means of l_j and l_j² with weights a_j, F'' = a_i·(l_i²·(1 − K/A) + K/A·(2·l_i·m + m₂ − 2m²)), and
-    m₂ ≥ m². So F'' ≥ 0 if 0 ≤ m ≤ 2·l_i, and F'' ≥ −η·a_i·[A ≥ K] always (`GivenBin.bend`). On a cell of width h
-    between two nodes F is at most its chord plus h²/8 times the largest −F'' there, and within a cell a_i changes by at
-    most e^(l_i·h) and A by e^(L·h), L = max|l_j|. So what the chords may lack is at most
-    h²/8·η·e^(l_i·h)·E[A·[A ≥ K₁]] with K₁ = K·e^(−L·h), the mean over the bins being at most the largest. And
-    A·[A ≥ K₁] ≤ (A − K₂)_+·K₁/(K₁ − K₂) for every K₂ < K₁: the bound itself answers, at a smaller strike. Below the
-    first node and beyond the last one (1 − K/A)_+ is at most 1, or A is replaced by a sum that is larger for all τ in
-    a range. z is integrated in closed form: (1 − K/A)_+ becomes a smooth function of Σ α_j·ξ_j, which
-    `smoothed_above` bounds.
+    **Formal guarantees.** For each bin, x = τ − l_i is standard normal if the record is there. z is integrated in
+    closed form: (1 − K/A)_+ becomes a smooth function Ψ of Σ α_j·ξ_j. Given x, moments of that sum bound the mean of Ψ
+    (`smoothed_above`). A polynomial that is above Ψ everywhere is so for all bins and nodes, so that the least
+    expectation among those found for some of them is a bound, too (`pooled_above`). Between nodes, values there bound
+    the payoff for each ξ (`Curves`), hence its mean. Below the first node and beyond the last one the payoff is at
+    most 1.
     """
 
     def __init__(self, s: Array, circulant: bool, spacing: float) -> None:
         self._shared = Shared.of(s, circulant)
-        self.usable = self._shared is not None
-        self._count, self._spacing = (1, spacing) if circulant else (len(s), spacing * _TUNING.wider)
         self._root = 0.0 if self._shared is None else math.sqrt(self._shared.variance)
-        self._calls: dict[float, float] = {}  # bounds on E(A − K)_+ that were found, by log K
+        self.usable = self._shared is not None and Curves.usable(self._root)
+        self._count, self._spacing = (1 if circulant else len(s)), spacing
 
     @cached_property
     def bins(self) -> list[_Bin]:
         """The bins that are asked: all of them, or one that stands for all."""
         assert self._shared is not None
-        return [_Bin(self._shared, index, self._spacing) for index in range(self._count)]
+        budget.claim(8.0 * self._count * len(self._shared.s) ** 2)
+        curves = Curves(self._root)
+        return [_Bin(self._shared, curves, index) for index in range(self._count)]
 
     @cached_property
     def _anywhere(self) -> Shape:
@@ -215,40 +188,72 @@ class _Law:
         value = smoothed_above(*law, *shape.known, _RARE)
         return (value if value < 1 else 1.0) * (1 + 1e-9), smoothed_likely(*law, shape.skewness)
 
-    def call(self, strike: float, last: float, depth: int = 0) -> tuple[float, float]:
+    def call(self, strike: float, last: float) -> tuple[float, float]:
         """A bound on E(A − K)_+, and about what it bounds."""
-        value, likely = self._by_chords(strike, last)
-        h = self._spacing
-        givens = [one.given for one in self.bins]
-        lacking = h * h / 8 * max(given.bend * math.exp(given.own * h) for given in givens)
-        if lacking > 1e-4 * value:
-            nearer = math.log(strike) - max(given.largest for given in givens) * h
-            down = min(_TUNING.lower_strike[0], _TUNING.lower_strike[1] * nearer)
-            least, most = (part * down for part in _TUNING.nearby)
-            known = any(least <= nearer - other <= most for other in self._calls)
-            if depth < _TUNING.depth and down > 0 and not known:
-                self.call(math.exp(nearer - down), last, depth + 1)
-            lacking *= self._how_large(nearer)
-        found = (value + lacking) * (1 + 1e-9)
-        if found < 1:
-            self._calls[math.log(strike)] = found
-        return found, likely
+        nodes = self._nodes(strike, last)
+        outside = float(ndtr(nodes[0]) + ndtr(-nodes[-1])) * (1 + 1e-9)
+        asked = [one.asked(nodes) for one in self.bins]
+        worst = max(shape.error for each in asked for _, shape in each)
+        law = _Payoff(strike * (1 - 4 * worst - 4 * UNIT), self._root)
+        weights = np.array([weight for each in asked for weight, _ in each]) / len(asked)
+        shapes = [shape for each in asked for _, shape in each]
+        few = np.unique(np.linspace(0, len(asked) - 1, _TUNING.pooled).round().astype(int)).tolist()
+        values = law.above(shapes, [shape for k in few for _, shape in asked[k]])
+        likely = np.array([law.likely(shape) for shape in shapes])
+        return (float(weights @ values) + outside) * (1 + 1e-9), float(weights @ likely)
 
-    def _how_large(self, log_strike: float) -> float:
-        """A bound on E[A·[A ≥ K]], from bounds on E(A − K')_+ at smaller K' that are known: any of them will do."""
-        known = ((log_strike - other, bound) for other, bound in self._calls.items() if other < log_strike - 1e-6)
-        return min(1.0, *(bound / -math.expm1(-down) for down, bound in known), 1.0)
+    def _nodes(self, strike: float, last: float) -> Array:
+        """Nodes from −`last` to `last`: equidistant ones where one bin is asked, as few as will do where all are."""
+        most = 2.8 / max(1e-9, *(one.curve.frequency for one in self.bins))
+        h = min(self._spacing, most / 2, _TUNING.widest)
+        widest = min(_TUNING.widest, most - h)  # cells on the grid become wider by up to h
+        low = max(_TUNING.dense_from, -last) if self._count == 1 else -last
+        wide: Array = np.linspace(-last, low, math.ceil((low + last) / widest), endpoint=False, dtype=float)
+        grid: Array = low + h * np.arange(math.ceil((last - low) / h) + 1, dtype=np.float64)
+        if self._count == 1:
+            return np.append(wide, grid)
+        # A cell of width t where much of the bound, f, comes from costs about f·t³: all should cost the same.
+        one = max(self.bins, key=lambda one: one.given.own)
+        law, seen = _Payoff(strike, self._root), grid[:: _TUNING.every]
+        logarithms = np.interp(grid, seen, [math.log(max(law.likely(one.at(x)), 1e-300)) for x in seen.tolist()])
+        height = logarithms - grid**2 / 2
+        relative = np.exp((height.max() - height) / 3)
+        least = float(one.curve.weights(grid) @ np.exp(logarithms))
+        nodes = grid
+        for wider in _TUNING.wider:
+            passed = np.append(0.0, np.cumsum(1 / np.minimum(wider * relative[1:], widest / h)))
+            places = np.searchsorted(passed, np.linspace(0, passed[-1], math.ceil(passed[-1]) + 1)[1:-1])
+            chosen = np.unique(np.concatenate([[0], places, [len(grid) - 1]]))
+            found = float(one.curve.weights(grid[chosen]) @ np.exp(logarithms[chosen]))
+            nodes = grid[chosen]
+            if found <= (1 + _TUNING.cost) * least:
+                break
+        return nodes
 
-    def _by_chords(self, strike: float, last: float) -> tuple[float, float]:
-        outside = float(ndtr(_TUNING.bulk[0]) + ndtr(-last)) * (1 + 1e-9)
-        total = likely = 0.0
-        for one in self.bins:
-            for weight, shape in one.asked(last):
-                moved = strike * (1 - 4 * shape.error - 4 * UNIT)
-                value = smoothed_above(1, moved, self._root, shape.mean, shape.deviation, *shape.known, 0.0)
-                total += weight * (value if value < 1 else 1.0)  # what is not a number is 1, too
-                likely += weight * smoothed_likely(1, moved, self._root, shape.mean, shape.deviation, shape.skewness)
-        return total / len(self.bins) + outside, likely / len(self.bins)
+
+@dataclass(frozen=True)
+class _Payoff:
+    """Ψ, for one strike and one √v."""
+
+    strike: float
+    root: float
+
+    def above(self, shapes: Sequence[Shape], pooled: Sequence[Shape]) -> Array:
+        """Bounds on the mean of Ψ, at most 1, with the polynomials that suit some of the laws."""
+        pool = np.empty((len(pooled), 7))
+        for row, shape in zip(pool, pooled, strict=True):
+            row[:2] = shape.mean, shape.deviation
+            smoothed_polynomial(
+                1, self.strike, self.root, shape.mean, shape.deviation, *shape.known, 0.0, row[2:]
+            )  # fmt: skip
+        moments = np.array([(x.mean, x.deviation, x.skewness, x.kurtosis) for x in shapes]).T
+        found: Array = pooled_above(pool, *np.ascontiguousarray(moments), np.array([x.errors for x in shapes]))
+        return found
+
+    def likely(self, shape: Shape) -> float:
+        """About what they bound."""
+        found: float = smoothed_likely(1, self.strike, self.root, shape.mean, shape.deviation, shape.skewness)
+        return found
 
 
 class _PreparedOwnBin(PreparedAccountant):
@@ -289,7 +294,7 @@ class _PreparedOwnBin(PreparedAccountant):
         else:
             aimed = min(target_delta or _TUNING.usual_delta, plain)
             last = float(-ndtri(max(_TUNING.beyond * aimed, 1e-300)))
-            each = costly and self._b <= _TUNING.few_batches
+            each = costly and self._b <= _TUNING.each_batches
             law, bins = self._law(noise_multiplier, not each), self._b if each else 1
             found = [law.call(strike, last)] if law.usable else []
             if target_delta is None and found and found[0][0] < _TUNING.too_far * aimed:

@@ -98,7 +98,6 @@ class GivenBin:
     Attributes:
       own: l_i, the load of the bin itself.
       largest: the largest |l_j|.
-      bend: η ≥ 0, such that a_i·(1 − K/A)_+ has a second derivative in τ of at least −η·a_i·[A ≥ K].
     """
 
     def __init__(self, shared: Shared, bin_index: int | None) -> None:
@@ -114,20 +113,17 @@ class GivenBin:
         rest -= np.outer(self.loads, self.loads)
         self._tilt: Array = np.zeros(b) if bin_index is None else rest[bin_index].copy()
         self._f = np.expm1(rest)
-        self._sizes = np.abs(self._f)
-        self._positive = bool((self._f >= 0).all())
-        largest = float(self._sizes.max())
+        sizes = np.abs(self._f)
+        largest = float(sizes.max())
         error = 6 * UNIT * (float(s.max()) + shared.variance + self.largest**2)
         self._error = (1 + largest) * error + 4 * UNIT * largest
-        self._step = max(math.sqrt(float((self._sizes * self._sizes).mean())), self._error)
-        low, high = min(float(self.loads.min()), 0.0), float(self.loads.max())
-        # For a mean m of the loads the second derivative is at least m·(2·l_i − m) times a_i·K/A.
-        self.bend = max(-low * (2 * self.own - low), high * (high - 2 * self.own), 0.0) * (1 + 1e-9)
+        self._step = max(math.sqrt(float((sizes * sizes).mean())), self._error)
+        self._largest = largest + self._error + self._step  # with room for what is added to bound errors
 
     def _look(self, rest: Array, bin_index: int, raised: float) -> None:
         """Choose τ for a bin: the loads l."""
         b = len(rest)
-        toward = np.expm1(np.minimum(rest[bin_index] - rest.min(), 50.0))
+        toward = np.exp(2 * np.minimum(rest[bin_index] - rest.min(), 25.0))
         product = rest @ toward - raised / 4 * toward
         size = np.abs(rest) @ toward
         square = float(toward @ product)
@@ -144,30 +140,27 @@ class GivenBin:
         """What is known of Σ α_j·ξ_j given τ."""
         return self._of(self._terms(tau), abs(tau))
 
-    def between(self, low: float, high: float) -> Shape:
-        """The same for a sum that is at least Σ α_j·ξ_j for all τ between two numbers: each α_j is the larger one."""
-        return self._of(np.maximum(self._terms(low), self._terms(high)), max(abs(low), abs(high)))
-
     def _terms(self, tau: float) -> Array:
         found: Array = np.exp(np.minimum(self.loads * tau - self.loads**2 / 2 + self._tilt, 600.0))
         return found
 
     def _of(self, terms: Array, size: float) -> Shape:
         budget.check()
-        b, f, sizes = self._b, self._f, self._sizes
+        b, f = self._b, self._f
+        sizes = np.abs(f)
+        sizes += self._error
         weights = terms / terms.sum()
-        pairs = (f * weights) @ f
-        absolute = pairs if self._positive else (sizes * weights) @ sizes
+        halves = f * np.sqrt(weights)
+        graphs = Graphs.of(f, weights, halves @ halves.T)  # half the work of (f·W)·f
         near = sizes @ weights
-        both = near[:, None] + near
-        graphs = Graphs.of(f, weights, pairs)
-        # (|f| + s)·W·(|f| + s) for a number s, as the weights sum up to 1; errors are those of `GivenMean`.
-        step, error = self._step, self._error
-        larger = Graphs.of(sizes + step, weights, absolute + step * (both + step))
-        relative = error / step * 1.01 + (10 * b + 128) * UNIT
-        two, three, four = relative * larger.two, relative * larger.three, relative * larger.four
-        shared = (absolute + error * (both + error)) * (1 + (2 * b + 8) * UNIT)
-        complete = complete_graph(sizes + error, weights, shared, _NEGLIGIBLE * graphs.four)
+        # Errors as those of `GivenMean`, with cruder sums: they are some 1e-13 of these.
+        relative = (self._error / self._step * 1.01 + (10 * b + 128) * UNIT) * (1 + 1e-9)
+        two, three, four = (relative * x for x in at_most(weights, near + self._step, self._largest))
+        # The bounds of `complete_graph`, after one that takes no product of matrices: the largest edge for one more.
+        twice = (sizes * sizes) @ weights
+        complete = float(near.max()) * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
+        if complete > _NEGLIGIBLE * graphs.four:
+            complete = min(complete, complete_graph(sizes, weights, None, _NEGLIGIBLE * graphs.four))
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
         exponent = self.largest * (size + self.largest) + float(np.abs(self._tilt).max())
@@ -180,3 +173,14 @@ class GivenBin:
             errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
             error=(2 * b + 64) * UNIT * (1 + exponent),
         )
+
+
+def at_most(weights: Array, near: Array, largest: float) -> tuple[float, float, float]:
+    """Bounds on the sums of `Graphs` from sums of rows and the largest entry.
+
+    **Formal guarantees.** For entries that are not negative. With near_i = Σ w_j·f_ij, stars are sums of powers of
+    near_i, and a path of three edges is at most a star, because near_i·near_j is at most the mean of their squares. In
+    all other graphs, each edge beyond those of a path is at most `largest`. Counts are those of `graph_sums`.
+    """
+    edge, forks, stars = (float(weights @ near**power) for power in (1, 2, 3))
+    return edge, (3 + largest) * forks, 3 * edge**2 + (16 + 15 * largest + 6 * largest**2) * stars

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import knobs
@@ -14,12 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_mechanisms import DIRECTIONS, log_uniform, mechanisms, random_matrix, random_settings, signal_to_noise
-from scipy.integrate import quad
 
 import dpmf
 from dpmf import budget, strategies
 from dpmf.accountants import Gaussian, OwnBin, own_bin
-from dpmf.accountants.own_bin import _Law, _node_weights
+from dpmf.accountants.own_bin import _Law
 from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, circulant_above
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
@@ -34,28 +34,6 @@ SAMPLED = {
     "bisr4 N=1000 k=10": Mechanism(strategies.bisr(4), BallsInBins(10, 100)),
 }
 IRREGULAR = Mechanism(strategies.matrix(random_matrix(16, 5)), BallsInBins(2, 8))
-
-
-# --- weights of the nodes --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("own", [0.01, 0.8, 3.0])
-@pytest.mark.parametrize("spacing", [0.05, 0.3, 1.0])
-def test_weights_of_the_nodes_are_integrals_of_hats(spacing: float, own: float) -> None:
-    start, count = -2.3, 9
-    nodes = start + spacing * np.arange(count)
-    found = _node_weights(start, spacing, count, own)
-    for k, node in enumerate(nodes):
-        sides = [(node - spacing, node)] * (k > 0) + [(node, node + spacing)] * (k < count - 1)
-        exact = sum(
-            quad(
-                lambda x, node=node: (1 - abs(x - node) / spacing)
-                * math.exp(-x * x / 2 + own * (node - x)) / math.sqrt(2 * math.pi),
-                *side, epsabs=0, epsrel=1e-13,
-            )[0]
-            for side in sides
-        )  # fmt: skip
-        assert exact < found[k] < exact * (1 + 2e-9)
 
 
 # --- never below the truth -------------------------------------------------------------------------------------------
@@ -166,17 +144,48 @@ def test_many_bins_one_by_one_are_close_to_samples(sigma: float, epsilon: float)
     assert circulant >= truth - 4 * error
 
 
-def test_chords_alone_may_lack_something_that_is_added() -> None:
-    """Where loads have both signs the payoff is not convex in τ: with wide cells more than the chords is needed."""
-    gram = Mechanism(strategies.bsr(3), BallsInBins(3, 12)).gram_upper()
-    s = circulant_above(gram) / 30.0
-    law = _Law(s, True, 1.0)
-    assert law.bins[0].given.bend > 0
-    chords = law._by_chords(math.e, 7.0)[0]
-    value = law.call(math.e, 7.0)[0]
-    assert value > chords
-    truth, error = sampled_delta(s, 1.0, 2)
-    assert value >= truth - 4 * error
+def shrunk(cells: float) -> own_bin._Tuning:
+    return replace(own_bin._TUNING, cost=cells, pooled=1, every=9, widest=9.0)
+
+
+@random_settings(40)
+@given(
+    st.integers(0, 10**6), st.integers(2, 3), log_uniform(0.05, 6.0), st.floats(0.0, 4.0), st.sampled_from([1e-3, 9.0])
+)
+def test_wide_cells_and_foreign_polynomials_are_never_below_the_truth(
+    seed: int, b: int, size: float, epsilon: float, cost: float
+) -> None:
+    """With as few nodes as the loads allow, and the polynomials of the first bin for all."""
+    loads = np.random.default_rng(seed).random((b, b + 2)) ** 3
+    s = loads @ loads.T
+    s *= size / s.max()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_bin, "_TUNING", shrunk(cost))
+        assert call(s, math.exp(epsilon), False, 1.0) >= oracles.delta(s, epsilon, "remove") * (1 - 1e-7)
+
+
+@pytest.mark.parametrize("spacing", [0.05, 0.12, 1.0])
+def test_no_cell_is_too_wide(spacing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_bin, "_TUNING", shrunk(9.0))
+    for scale in (0.1, 1.0, 6.0):
+        s = scale * signal_to_noise(IRREGULAR, math.sqrt(float(IRREGULAR.gram.max())))
+        for circulant in (False, True):
+            law = _Law(circulant_above(s) if circulant else s, circulant, spacing)
+            nodes = law._nodes(math.e, 7.0)
+            assert (nodes[0], len(nodes) > 3) == (-7.0, True)
+            assert nodes[-1] >= 7.0
+            assert all(np.diff(nodes).max() * one.curve.frequency < 3 for one in law.bins)
+            assert np.all(np.diff(nodes) > 0)
+
+
+def test_bins_that_share_polynomials_lose_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = signal_to_noise(SAMPLED["bsr64 N=100 k=1"], 1.6)[::5, ::5]
+    few, many = (replace(own_bin._TUNING, pooled=pooled) for pooled in (4, 20))
+    values = []
+    for tuning in (few, many):
+        monkeypatch.setattr(own_bin, "_TUNING", tuning)
+        values.append(call(s, math.exp(2.0), False, 0.12))
+    assert values[1] * (1 - 1e-12) <= values[0] <= 1.02 * values[1]
 
 
 # --- and close to it -------------------------------------------------------------------------------------------------
@@ -204,6 +213,7 @@ def test_every_mechanism_of_the_table_is_here() -> None:
         (SAMPLED["bsr4 N=1000 k=10"], 0.25, 9.4416, 1.02),
         (SAMPLED["bisr4 N=1000 k=10"], 2.0, 3.1301, 1.04),
         (Mechanism(strategies.bsr(16), BallsInBins(5, 200)), 1.0, 3.196, 1.03),  # docs/tightness.md
+        (SAMPLED["bsr64 N=100 k=1"], 4.0, 0.9796, 1.015),  # all bins are asked by themselves
     ],
 )
 def test_calibrated_noise_is_close_to_the_truth(
