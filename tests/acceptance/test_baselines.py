@@ -43,7 +43,7 @@ def test_correlated_noise_is_refused(accountant: dpmf.accountants.Accountant) ->
 
 @pytest.mark.skipif(importlib.util.find_spec("random_allocation") is not None, reason="it is installed here")
 def test_a_missing_package_says_what_to_install() -> None:
-    with pytest.raises(dpmf.MissingExtraError, match=r"pip install 'dpmf\[random-allocation\]'"):
+    with pytest.raises(dpmf.MissingExtraError, match=r"pip install '\.\[random-allocation\]' in a clone"):
         dpmf.epsilon(DPSGD, noise_multiplier=1.0, delta=1e-5, accountant="random-allocation")
 
 

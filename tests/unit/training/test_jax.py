@@ -340,5 +340,5 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'dpmf\[jax\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[jax\]' in a clone"):
         begin()

@@ -487,7 +487,7 @@ def test_missing_extras(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = network()
     optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'dpmf\[torch\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[torch\]' in a clone"):
         make_private(run, optimizer, [], MECHANISM, noise_multiplier=1.0, max_grad_norm=1.0)
     if missing == "torch":
         with pytest.raises(MissingExtraError, match="backend torch needs torch"):

@@ -149,7 +149,7 @@ def test_other_trainers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ArgumentError, match="record_losses must be given"):
         make_trainer_private(trainer, MECHANISM, **OPTIONS)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'dpmf\[trainers\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[trainers\]' in a clone"):
         make_trainer_private(trainer, MECHANISM, **OPTIONS)
 
 

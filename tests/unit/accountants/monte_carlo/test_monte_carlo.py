@@ -554,7 +554,7 @@ def test_bad_arguments() -> None:
 
 def test_torch_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"needs torch: pip install 'dpmf\[torch\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs torch: pip install '\.\[torch\]' in a clone"):
         prepared([[1.0]], backend="torch")
 
 
