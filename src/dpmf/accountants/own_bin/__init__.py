@@ -1,10 +1,10 @@
-"""The own-bin accountant: any memory and any ε, in a fraction of a second.
+"""The own-bin accountant: any memory and any ε, in seconds.
 
 If a record is removed, δ(ε) is the mean of (1 − e^ε/A)_+ where the record is in each bin, A the likelihood ratio. Which
 bin it is says where A can become large: around that bin. So one normal variable τ, a weighted sum of what is seen
 there, is integrated on nodes, and one that all bins share is integrated in closed form, which smooths the payoff.
-Given τ, what is left of A hardly varies, and four moments say nearly all about it. Nothing of the Gram matrix is
-replaced where there are few batches; where there are many, it is raised to be circulant (docs/theory/own_bin.md).
+Given τ, what is left of A hardly varies, and four moments say nearly all about it. Where that costs little, or there
+are many batches, the Gram matrix is raised to be circulant, so that one bin answers for all (docs/theory/own_bin.md).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OwnBin(Accountant):
     """Options of the own-bin accountant.
 
     Attributes:
-      spacing: the distance of the nodes of τ, in standard deviations; a bound loses about spacing²/12 of σ by it.
+      spacing: the distance of the nodes of τ, in standard deviations; a bound loses about spacing²/20 of σ by it.
     """
 
     name: ClassVar[str] = "own-bin"

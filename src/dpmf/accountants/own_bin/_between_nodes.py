@@ -72,9 +72,9 @@ class Curves:
     P'' = q·(m₂ − 2m² + m²·λ/√v), m and m₂ the means of l_j and l_j² with weights α_j·ξ_j. As m₂ ≥ m², it suffices that
     β·Ψ/q is at least N = −2αm − m²·(λ/√v − 1) for all x and all m between the least and the largest load. λ falls and
     Ψ/q = λ(x)/λ(x + √v) − 1 rises with x, so that on a cell N is largest with λ of its right end, and Ψ/q is least at
-    its left end. log λ has the slope −(x + λ), and x + λ rises, so Ψ/q ≥ √v·(x + λ), too. Left of all cells, at −t, N is
-    at most α²·√v/(t − √v) and q/Ψ at most (t + √(t² + 8))/(2√v) (Sampford's inequality); their product falls with t.
-    Right of all cells λ ≥ 0 and the last q/Ψ serve.
+    its left end. log λ has the slope −(x + λ), and x + λ rises, so Ψ/q ≥ √v·(x + λ), too. Left of all cells, at −t,
+    N is at most α²·√v/(t − √v) and q/Ψ at most (t + √(t² + 8))/(2√v) (Sampford's inequality); their product falls
+    with t. Right of all cells λ ≥ 0 and the last q/Ψ serve.
     """
 
     def __init__(self, root: float) -> None:
