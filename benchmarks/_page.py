@@ -123,6 +123,10 @@ def growth_row(row: dict[str, Any]) -> list[str]:
     base = f"({row['grows']})" if "/" in row["grows"] else row["grows"]
     grown = f"× {factor:.1f} for each band" if exponential else f"{base}^{round(exponent, 1) + 0.0:.1f}"
     decades = f"{math.log10(x[-1] / x[0]):.1f}"
+    tightness = ""
+    if "ratio" in row:
+        power = fitted(list(zip(x, row["ratio"], strict=True)))[0]
+        tightness = f"{row['ratio'][0]:.3f} to {row['ratio'][-1]:.3f}, {base}^{round(power, 2) + 0.0:.2f}"
     return [
         row["accountant"],
         row["grows"],
@@ -130,12 +134,12 @@ def growth_row(row: dict[str, Any]) -> list[str]:
         decades,
         f"{time(took[0])} to {time(took[-1])}",
         grown,
-        " to ".join(f"{one:.3f}" for one in (row["ratio"][0], row["ratio"][-1])) if "ratio" in row else "",
+        tightness,
     ]
 
 
 GROWTH_HEAD = ["accountant", "what grows", "from, to", "decades", "seconds from, to", "growth in the upper half",
-               "σ/lower from, to"]  # fmt: skip
+               "σ/lower from, to, and growth"]  # fmt: skip
 GOALS_HEAD = ["what", "mechanism", "k", "b", "ε", "goal", "seconds", "processor seconds", "met"]
 
 

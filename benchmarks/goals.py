@@ -63,7 +63,7 @@ class Goal:
 def goals() -> list[Goal]:
     small = [
         ("(1 − 0.968x)^(−0.4)", 10, 100), ("(1 − 0.99x)^(−0.5)", 10, 100), ("BISR(16)", 10, 100), ("BSR(64)", 10, 100),
-        (IRREGULAR, 5, 100), ("BSR(8)", 50, 20), ("eight equal coefficients", 4, 128),
+        (IRREGULAR, 5, 100), ("BSR(8)", 50, 20), ("eight equal coefficients", 4, 128), ("BSR(64)", 1, 100),
     ]  # fmt: skip
     found = [Goal("calibration", *one, epsilon, 5.0) for one in small for epsilon in (0.25, 1.0, 4.0, 8.0)]
     large = [("BSR(4)", 4, 1000), ("BISR(16)", 4, 1000), ("BSR(64)", 4, 1000), ("(1 − 0.99x)^(−0.5)", 4, 1000)]

@@ -49,14 +49,14 @@ class Job:
     def mechanism(self) -> dpmf.Mechanism:
         return dpmf.Mechanism(self.strategy, dpmf.BallsInBins(self.epochs, self.batches))
 
-    def once(self, sigma: float) -> float:
-        """Seconds for one evaluation."""
+    def once(self, sigma: float) -> tuple[float, float]:
+        """Seconds for one evaluation at σ, and the noise multiplier: σ, or what a calibration found."""
         mechanism = self.mechanism()
         began = time.process_time()
         if self.calibrated:
-            dpmf.calibrate(
+            sigma = dpmf.calibrate(
                 mechanism, target_epsilon=CALIBRATED, target_delta=self.delta or 1e-5, accountant=self.accountant
-            )
+            ).noise_multiplier
         elif self.orders is not None:
             assert isinstance(self.accountant, Renyi)
             self.accountant.divergences(mechanism, sigma, self.orders)
@@ -64,26 +64,29 @@ class Job:
             self.accountant.prepare(mechanism).epsilon(sigma, self.delta, "remove")
         else:
             self.accountant.prepare(mechanism).delta(sigma, EPSILON, "remove")
-        return max(time.process_time() - began, 1e-7)
+        return max(time.process_time() - began, 1e-7), sigma
 
-    def ratio(self) -> float:
-        """The noise multiplier of a calibration over the certified lower bound."""
+    def lower(self) -> float:
+        """The certified lower bound on the noise multiplier of a calibration, which no accountant has a part in."""
         found = dpmf.calibrate(
-            self.mechanism(), target_epsilon=CALIBRATED, target_delta=self.delta or 1e-5, accountant=self.accountant,
+            self.mechanism(), target_epsilon=CALIBRATED, target_delta=self.delta or 1e-5, accountant="gaussian",
             with_lower=True,
         )  # fmt: skip
-        return found.noise_multiplier / (found.lower or math.nan)
+        return found.lower or math.nan
 
-    def seconds(self) -> float:
-        """The best of a few runs where it is quick, of one otherwise; σ is such that δ is neither 0 nor 1.
+    def seconds(self) -> tuple[float, float]:
+        """The best of a few runs where it is quick, of one otherwise, and the noise multiplier.
 
-        Up to a few seconds there is a second run at least: the first may have had a kernel to compile.
+        σ is such that δ is neither 0 nor 1. Up to a few seconds (one, for calibrations) there is a second run at least:
+        the first may have had a kernel to compile.
         """
-        sigma = 1.2 * self.mechanism().sensitivity
-        took = [self.once(sigma)]
-        while sum(took) < 0.1 or (len(took) == 1 and took[0] < 5):
-            took.append(self.once(sigma))
-        return min(took)
+        start = 1.2 * self.mechanism().sensitivity
+        took, sigma = self.once(start)
+        total, runs = took, 1
+        while total < 0.1 or (runs == 1 and took < (1 if self.calibrated else 5)):
+            again, sigma = self.once(start)
+            took, total, runs = min(took, again), total + again, runs + 1
+        return took, sigma
 
 
 Sweep = list[tuple[float, Job]]
@@ -160,12 +163,14 @@ def measure(progress: Callable[[str], None] = print) -> list[dict[str, Any]]:
     rows = []
     for (name, grows), sweep in sweeps().items():
         _warm(sweep[0][1])
-        points = [(float(x), job.seconds()) for x, job in sweep]
-        xs, took = ([point[i] for point in points] for i in (0, 1))
+        xs = [float(x) for x, _ in sweep]
+        found = [job.seconds() for _, job in sweep]
+        took = [seconds for seconds, _ in found]
         rows.append({"accountant": name, "grows": grows, "x": xs, "seconds": took})
         if sweep[0][1].calibrated:
-            rows[-1]["ratio"] = [job.ratio() for _, job in sweep]
-        progress(f"{name}, {grows}: {' '.join(f'{s:.3g}' for s in took)}, exponent {_page.fitted(points)[0]:.2f}")
+            rows[-1]["ratio"] = [sigma / job.lower() for (_, sigma), (_, job) in zip(found, sweep, strict=True)]
+        exponent = _page.fitted(list(zip(xs, took, strict=True)))[0]
+        progress(f"{name}, {grows}: {' '.join(f'{s:.3g}' for s in took)}, exponent {exponent:.2f}")
     return rows
 
 

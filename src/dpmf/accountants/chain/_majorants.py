@@ -51,6 +51,8 @@ class _Tuning:
       ring_rates: rates −log ρ that are tried for a ring.
       knots: places of the knots of a line's loads, deviations and rates.
       line_starts: loads and rates from which the fits of a line start.
+      many: from so many batches on, no line is fitted beside a ring where memory is short: its knots are too far apart.
+      short_memory: memory is short where the mean of G is a smaller part of its largest entry.
       top_rate: the largest rate of a line: a correlation of e^(−5) a step is none.
       rounds: how often violated pairs are added to the constraints.
       added: how many of them are added.
@@ -70,6 +72,8 @@ class _Tuning:
     ring_rates: tuple[float, ...] = tuple((-np.log1p(-np.geomspace(0.003, 0.95, 160))).tolist())
     knots: tuple[float, ...] = (0.0, 0.08, 0.2, 0.33, 0.46, 0.6, 0.72, 0.82, 0.9, 0.96, 1.0)
     line_starts: tuple[tuple[float, float], ...] = ((0.5, 0.15), (0.7, 0.3))
+    many: int = 600
+    short_memory: float = 0.1
     top_rate: float = 5.0
     rounds: int = 4
     added: int = 60
@@ -118,7 +122,8 @@ def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     if width > _TUNING.narrow:
         found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))
     chains = [("ring", ring_chain(gram, emphasis))] if _wraps(gram) else []
-    if not chains or np.all(gram > 0):
+    short = len(gram) > _TUNING.many and gram.mean() < _TUNING.short_memory * gram.max()
+    if not chains or (np.all(gram > 0) and not short):
         # Over epochs of long memory nothing is zero, and the line need not dominate a whole ring: only G.
         chains.append(("line", line_chain(gram, emphasis)))
     found.append(min(chains, key=lambda named: cost_of(named[1], gram, emphasis)))

@@ -195,7 +195,13 @@ class Least(PreparedAccountant):
                 enough = self._stop.good_delta(noise_multiplier, epsilon, direction)
 
             def ask(bound: PreparedAccountant, lead: _Lead) -> None:
-                found = bound.delta(noise_multiplier, epsilon, direction, target_delta)
+                found = None
+                if target_delta is not None and self.kind == "bound":
+                    found = bound.rough_delta(noise_multiplier, epsilon, direction, target_delta)
+                    # A rough bound will do where it meets the target, or leaves little hope that the bound does.
+                    if found and target_delta < found.value <= LITTLE_HOPE * bound.roughness * target_delta:
+                        found = None
+                found = found or bound.delta(noise_multiplier, epsilon, direction, target_delta)
                 lead.offer(found.value, found, bound)
 
             found = self._seek(partial(_each, ask=ask, enough=enough), enough, _usual(epsilon, target_delta))
