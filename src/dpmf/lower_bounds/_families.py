@@ -55,6 +55,7 @@ class _Tuning:
       windows: numbers of windows that are made independent of each other.
       window_work: (windows)² × indices × indices, at most.
       tangents: numbers of windows for which planes are tried.
+      close: a bound that is at least this part of the best one on coarse cells is asked on fine ones too.
       strides: indices that are this far apart may become neighbours.
       clearly: they do so if their covariance exceeds that of neighbours by this factor.
       shared_cells: cells of the shared factor.
@@ -72,6 +73,7 @@ class _Tuning:
     windows: tuple[int, ...] = (3, 4, 5, 6, 8, 12, 17, 24, 34, 50)
     window_work: float = 1e8
     tangents: tuple[int, ...] = (12, 24)
+    close: float = 0.85
     strides: int = 8
     clearly: float = 1.2
     shared_cells: int = 24
@@ -214,7 +216,7 @@ class LowerBounds:
     def _best(
         self, noise_multiplier: float, epsilon: float, direction: Direction
     ) -> tuple[float, Callable[[float, float], float]] | None:
-        """The slower bound that is best on coarse cells: its value there, and how to compute it on fine ones."""
+        """The slower bounds that are best on coarse cells: their value there, and how to compute it on fine ones."""
         bounds: list[tuple[float, Callable[[float, float], float]]] = []
         if self._windows:
             windows, value = best_of(self._windows, noise_multiplier, epsilon, direction)
@@ -231,12 +233,13 @@ class LowerBounds:
                     )
         if not bounds:
             return None
-        value, best = max(bounds, key=lambda one: one[0])
+        value = max(rough for rough, _ in bounds)
+        best = [bound for rough, bound in bounds if rough >= min(_TUNING.close, 1.0) * value]
 
         @lru_cache(maxsize=1)  # a search begins where this was asked for
         def fine(sigma: float, epsilon: float) -> float:
             budget.check()
-            return best(sigma, epsilon)
+            return max(bound(sigma, epsilon) for bound in best)
 
         return value, fine
 
