@@ -1,9 +1,11 @@
-"""Polynomials of degree four above an option that a normal variable has smoothed, and the proof that they are above.
+"""Polynomials of degree four above or below an option that a normal variable has smoothed, and the proof that they are.
 
 With a = mean·(1 + deviation·y) and z standard normal the payoff g(y) is E(1 − K/(a·e^(√v·z + v/2)))_+ for sign +1 and
 E(1 − K·a·e^(√v·z − v/2))_+ for sign −1. Both are Φ(d) − r·Φ(d − √v) with d = √v/2 − log(r)/√v, where r is K/a or K·a.
 The first increases from 0 to 1, its derivative by a is K/a²·Φ(d − √v), and its second derivative is at least
 −2K/a³·Φ(d − √v). The second decreases from 1 to 0, its derivative is −K·Φ(d − √v), and it is convex.
+
+A polynomial below the first is minus one above its negative, which is what sign 2 stands for.
 """
 
 from __future__ import annotations
@@ -40,17 +42,19 @@ def _a(y, mean, deviation, sign):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True, nogil=True)
 def payoff(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     """g(y), rounded up; `root` is √v."""
-    a = _a(y, mean, deviation, sign)
+    a = _a(y, mean, deviation, 1.0 if sign == 1 else -1.0)
     if a <= 0.0:
         return 0.0 if sign > 0 else 1.0
     ratio = strike / a if sign > 0 else strike * a
     logarithm = math.log(ratio)
     d = root / 2 - logarithm / root
     if d < -37.0:
-        return 1e-290
+        return 1e-290 if sign < 2 else 0.0
     inside = _normal(d)
     # The argument d is known up to a few units of its own terms, which is what the last factor is for.
     slack = 1e-14 * (1 + abs(d)) * (4 + (1 + abs(logarithm)) / root)
+    if sign == 2:
+        return min(ratio * _normal(d - root) - inside + inside * slack + 1e-290, 0.0)
     return min(inside - ratio * _normal(d - root) + inside * slack + 1e-290, 1.0)
 
 
@@ -60,7 +64,8 @@ def _slope(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-d
     if a <= 0.0:
         return 0.0
     if sign > 0:
-        return mean * deviation * strike / (a * a) * _normal(math.log(a / strike) / root - root / 2)
+        rise = mean * deviation * strike / (a * a) * _normal(math.log(a / strike) / root - root / 2)
+        return rise if sign == 1 else -rise
     return -mean * deviation * strike * _normal(-math.log(strike * a) / root - root / 2)
 
 
@@ -74,6 +79,12 @@ def _bend(low, high, sign, strike, root, mean, deviation):  # type: ignore[no-un
         return math.inf
     far = math.log(_a(high, mean, deviation, 1.0) / strike)
     d = (far + 1e-14 * (1 + abs(far))) / root - root / 2
+    if sign == 2:  # K/a³·φ(d − √v)/√v, with the largest density on the way
+        near = math.log(a / strike)
+        first = (near - 1e-14 * (1 + abs(near))) / root - root / 2
+        least = first if first > 0 else min(d + 1e-9, 0.0)
+        density = (math.exp(-0.5 * least * least) * 0.3989422804014327 + 1e-200) / root
+        return strike / (a * a * a) * density * (mean * deviation) ** 2 * (1 + 1e-9)
     return 2 * strike / (a * a * a) * _normal(d + 1e-9) * (mean * deviation) ** 2 * (1 + 1e-9)
 
 
@@ -142,7 +153,7 @@ def _quadratic(left, furthest, law):  # type: ignore[no-untyped-def]
     for _ in range(40):
         middle = (low + high) / 2
         chord = (payoff(middle, sign, strike, root, mean, deviation) - at_left) / (middle - left)
-        if _slope(middle, sign, strike, root, mean, deviation) + slope_left >= 2 * chord:
+        if (_slope(middle, sign, strike, root, mean, deviation) + slope_left >= 2 * chord) == (sign == 1):
             low = middle
         else:
             high = middle
@@ -249,7 +260,7 @@ def _proved(coefficients, law, lowest, reach, about):  # type: ignore[no-untyped
         height = _at(coefficients, end)
         if height < least:
             least, lowest_at = height, end
-        if height >= (1.0 if law[0] > 0 else payoff(end, *law)) and _rises(coefficients, end):
+        if height >= (1.0 if law[0] == 1 else payoff(end, *law)) and _rises(coefficients, end):
             break
         if tries > 80 or height < -1.0:
             return math.inf, lowest_at
@@ -287,9 +298,10 @@ def _refined(left, right, step, lowest, furthest, places, values, law, skewness,
 
 @nb.njit(cache=True, nogil=True)
 def smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare):  # type: ignore[no-untyped-def]
-    """A bound on E g(y) with the moments given, at most 1, where y is below `lowest` with probability at most `rare`.
+    """A bound on E g(y) with the moments given, at most the largest g, where y is rarely below `lowest`.
 
-    No y is below −1/deviation. There the payoff is at most 1, and the polynomial at least minus the sum of its terms.
+    That has a probability of at most `rare`, and no y is below −1/deviation. There the payoff is at most 1, and the
+    polynomial at least minus the sum of its terms.
 
     E y = 0 and E y² = 1 up to errors[0] and errors[1], E y³ is `skewness` up to errors[2], E y⁴ at most `kurtosis`.
     The result is the expectation of a polynomial that has been shown to be at least g for all y ≥ lowest. How it was
@@ -304,10 +316,11 @@ def smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, kurtos
 def smoothed_polynomial(sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare, found_one):  # type: ignore[no-untyped-def]
     """What `smoothed_above` returns; `found_one` becomes a polynomial that is at least g for all y ≥ lowest.
 
-    It is the one that the bound is the expectation of, or the constant 1.
+    It is the one that the bound is the expectation of, or the largest g.
     """
+    trivial = 1.0 if sign < 2 else 0.0
     found_one[:] = 0.0
-    found_one[0] = 1.0
+    found_one[0] = trivial
     law = (sign, strike, root, mean, deviation)
     lowest *= 1 + 1e-12  # it is negative
     leftmost = lowest * (1 - 1e-3)
@@ -342,16 +355,16 @@ def smoothed_polynomial(sign, strike, root, mean, deviation, lowest, skewness, k
             value = _tried(x, y, places[:_POINTS], values[:_POINTS], law, skewness, kurtosis, errors, coefficients)
             if value < best:
                 best, left, right = value, x, y
-    found, step = 1.0, 0.25
+    found, step = trivial, 0.25
     for used in range(_POINTS, _POINTS + _ROUNDS):
         best, left, right = _refined(
             left, right, step, leftmost, furthest, places[:used], values[:used],
             law, skewness, kurtosis, errors, coefficients,
         )  # fmt: skip
-        if not best < 1.0:
+        if not best < trivial:
             break
-        coefficients *= 1 + _MARGIN
-        missing, where = _proved(coefficients, law, lowest, reach, max(best, 1e-300))
+        coefficients *= 1 + _MARGIN if sign < 2 else 1 - _MARGIN
+        missing, where = _proved(coefficients, law, lowest, reach, max(abs(best), 1e-300))
         value = _expectation(coefficients, skewness, kurtosis, errors) + missing * (1 + 1e-12)
         q = 1 / deviation
         c0, c1, c2, c3, c4 = coefficients
@@ -361,7 +374,7 @@ def smoothed_polynomial(sign, strike, root, mean, deviation, lowest, skewness, k
             found = value
             found_one[:] = coefficients
             found_one[0] += missing * (1 + 1e-12)
-        if found <= (1 + _ENOUGH) * best:
+        if found <= best + _ENOUGH * abs(best):
             break
         places[used], values[used], step = where, payoff(where, sign, strike, root, mean, deviation), 0.1
     return found
@@ -396,6 +409,13 @@ def pooled_above(pool, means, deviations, skewnesses, kurtoses, errors):  # type
             if value < found[k]:
                 found[k] = value
     return found
+
+
+@nb.njit(cache=True, nogil=True)
+def smoothed_below(strike, root, mean, deviation, lowest, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
+    """A lower bound on E g(y) for sign +1, at least 0, with what is known as for `smoothed_above`."""
+    found = -smoothed_above(2, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, 0.0)
+    return found if found > 0.0 else 0.0
 
 
 _HERMITE, _HERMITE_WEIGHTS = np.polynomial.hermite_e.hermegauss(24)

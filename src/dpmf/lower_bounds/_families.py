@@ -4,6 +4,7 @@ With S = G/σ², u ~ N(0, S), a_i = e^(u_i − S_ii/2), T = Σ a_i and γ = e^ε
 * half-spaces {w·u > t}, and unions of them over windows of indices: every event is a test (`_half_spaces`);
 * events in terms of the sums over windows, made independent of each other (`_windows`), and planes that touch the
   logarithm of their likelihood ratio (`_tangents`);
+* polynomials below the payoff, given what is seen around the record's own bin (`_own_bin`);
 * single jumps: (T − γb)_+ ≥ Σ_i (a_i − γb)_+, Gaussian mechanisms at ε + log b;
 * the uncorrelated pair: S ≥ diag S entrywise, so its δ is smaller (Gram domination), and `lattice` bounds it;
 * the same with a shared part, S ≥ τ + diag(S − τ): T is e^(w − τ/2), w ~ N(0, τ), times an independent sum.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +28,7 @@ from dpmf.accountants.protocol import Direction
 from dpmf.gram.sums import lower_sums
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.lower_bounds._half_spaces import LARGEST_EPSILON, HalfSpaces
+from dpmf.lower_bounds._own_bin import OwnBins
 from dpmf.lower_bounds._tangents import tangent_delta
 from dpmf.lower_bounds._windows import Windows, best_of
 from dpmf.mechanism import Mechanism
@@ -53,6 +55,7 @@ class _Tuning:
       windows: numbers of windows that are made independent of each other.
       window_work: (windows)² × indices × indices, at most.
       tangents: numbers of windows for which planes are tried.
+      close: a bound that is at least this part of the best one on coarse cells is asked on fine ones too.
       strides: indices that are this far apart may become neighbours.
       clearly: they do so if their covariance exceeds that of neighbours by this factor.
       shared_cells: cells of the shared factor.
@@ -70,6 +73,7 @@ class _Tuning:
     windows: tuple[int, ...] = (3, 4, 5, 6, 8, 12, 17, 24, 34, 50)
     window_work: float = 1e8
     tangents: tuple[int, ...] = (12, 24)
+    close: float = 0.85
     strides: int = 8
     clearly: float = 1.2
     shared_cells: int = 24
@@ -91,7 +95,7 @@ class LowerBounds:
 
     def __init__(
         self, diagonal: Array, error: float, half_spaces: Sequence[HalfSpaces], shared: float, *,
-        windows: Sequence[Windows] = (), closed: bool = False,
+        windows: Sequence[Windows] = (), own_bins: OwnBins | None = None, closed: bool = False,
     ) -> None:  # fmt: skip
         self.diagonal = diagonal
         self.answers: dict[Hashable, float] = {}
@@ -100,6 +104,7 @@ class LowerBounds:
         self._shared = shared * (1 - error)
         self._closed = closed
         self._windows = tuple(windows)
+        self._own_bins = own_bins
 
     @classmethod
     def of(cls, target: Mechanism | Array) -> LowerBounds:
@@ -171,7 +176,11 @@ class LowerBounds:
             for number in _TUNING.windows
             if correlated and number <= b and (number * b) ** 2 <= _TUNING.window_work
         )
-        return cls(diagonal, error, half_spaces, float(gram.min()), windows=[one for one in windows if one is not None])
+        return cls(
+            diagonal, error, half_spaces, float(gram.min()),
+            windows=[one for one in windows if one is not None],
+            own_bins=OwnBins.of(gram, error) if correlated else None,
+        )  # fmt: skip
 
     def delta(self, noise_multiplier: float, epsilon: float, direction: Direction) -> float:
         """The largest of the lower bounds on δ(ε), for one direction.
@@ -181,6 +190,7 @@ class LowerBounds:
           P_i(E) ≥ Σ P_i(E_k) − Σ_{k<l} P_i(E_k ∩ E_l) and Q(E) ≤ Σ Q(E_k), and an intersection lies in the half-space
           of the sum. Thresholds are free.
         * Events in terms of independent statistics have probabilities that are sums of products (`Windows`).
+        * Polynomials below the payoff, given what is seen around each bin, have exact expectations (`OwnBins`).
         * T ≥ 0 is a sum of a_i ≥ 0, so T − K ≥ Σ (a_i − K) over the a_i above K.
         * E f(A) grows with every entry of S for convex f; entries are rounded down by their error.
         * With a shared factor X the payoff is convex in X: replacing X by its mean in each of a few cells lowers it.
@@ -206,24 +216,30 @@ class LowerBounds:
     def _best(
         self, noise_multiplier: float, epsilon: float, direction: Direction
     ) -> tuple[float, Callable[[float, float], float]] | None:
-        """The slower bound that is best on coarse cells: its value there, and how to compute it on fine ones."""
-        if not self._windows:
+        """The slower bounds that are best on coarse cells: their value there, and how to compute it on fine ones."""
+        bounds: list[tuple[float, Callable[[float, float], float]]] = []
+        if self._windows:
+            windows, value = best_of(self._windows, noise_multiplier, epsilon, direction)
+            bounds.append((value, lambda s, e: windows.delta(s, e, direction, fine=True)))
+        if self._own_bins is not None and direction == "remove":
+            bounds.append((self._own_bins.delta(noise_multiplier, epsilon, fine=False), self._own_bins.delta))
+        if direction == "remove" and (not bounds or max(bounds, key=lambda one: one[0]) is bounds[0]):
+            # Planes are not tried where moments around the own bin are better than windows: both follow what is curved.
+            for one in self._windows:
+                if len(one.shifts) in _TUNING.tangents:
+                    budget.check()
+                    bounds.append(
+                        (tangent_delta(one, noise_multiplier, epsilon, fine=False), partial(tangent_delta, one))
+                    )
+        if not bounds:
             return None
-        windows, value = best_of(self._windows, noise_multiplier, epsilon, direction)
-        touched = None
-        for one in self._windows if direction == "remove" else ():
-            if len(one.shifts) in _TUNING.tangents:
-                budget.check()
-                found = tangent_delta(one, noise_multiplier, epsilon, fine=False)
-                if found > value:
-                    touched, value = one, found
+        value = max(rough for rough, _ in bounds)
+        best = [bound for rough, bound in bounds if rough >= min(_TUNING.close, 1.0) * value]
 
         @lru_cache(maxsize=1)  # a search begins where this was asked for
         def fine(sigma: float, epsilon: float) -> float:
             budget.check()
-            if touched is not None:
-                return tangent_delta(touched, sigma, epsilon)
-            return windows.delta(sigma, epsilon, direction, fine=True)
+            return max(bound(sigma, epsilon) for bound in best)
 
         return value, fine
 

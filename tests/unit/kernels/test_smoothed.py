@@ -1,4 +1,4 @@
-"""Polynomials above a smoothed option: the payoff in balls, laws that attain nearly as much, linear programmes."""
+"""Polynomials above and below a smoothed option: the payoff in balls, laws worth nearly as much, linear programmes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from random_mechanisms import log_uniform, random_settings
 from scipy.optimize import linprog
 
 from dpmf.kernels import smoothed
-from dpmf.kernels.smoothed import payoff, pooled_above, smoothed_above, smoothed_likely, smoothed_polynomial
+from dpmf.kernels.smoothed import (
+    payoff,
+    pooled_above,
+    smoothed_above,
+    smoothed_below,
+    smoothed_likely,
+    smoothed_polynomial,
+)
 
 NO_ERRORS = np.zeros(3)
 
@@ -24,17 +31,18 @@ NO_ERRORS = np.zeros(3)
 
 
 def exact_payoff(y: float, sign: int, strike: float, root: float, mean: float, deviation: float) -> tuple[arb, arb]:
-    """g(y) and the probability that the option pays, in balls."""
+    """g(y) and the probability that the option pays, in balls; sign 2 is minus the call."""
     k, r = balls.exact(strike), balls.exact(root)
     a = balls.exact(mean) * (1 + balls.exact(deviation) * balls.exact(y))
     if not a > 0:
         return (arb(0), arb(0)) if sign > 0 else (arb(1), arb(1))
     ratio = k / a if sign > 0 else k * a
     d = r / 2 - ratio.log() / r
-    return balls.cdf(d) - ratio * balls.cdf(d - r), balls.cdf(d)
+    value = balls.cdf(d) - ratio * balls.cdf(d - r)
+    return -value if sign == 2 else value, balls.cdf(d)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, -1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_payoff_is_rounded_up(seed: int, sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where y is near its least value, and 1 + deviation·y has few digits left."""
@@ -44,7 +52,11 @@ def test_the_payoff_is_rounded_up(seed: int, sign: int, monkeypatch: pytest.Monk
         root, mean = float(10 ** rng.uniform(-3, 0.3)), float(10 ** rng.uniform(-2, 4))
         strike, deviation = float(10 ** rng.uniform(-6, 4)), float(10 ** rng.uniform(-4, 1))
         kink = (strike if sign > 0 else 1 / strike) / mean
-        part = 10 ** rng.uniform(-8, 3) if rng.random() < 0.5 else kink * math.exp(sign * rng.uniform(-37, 10) * root)
+        part = (
+            10 ** rng.uniform(-8, 3)
+            if rng.random() < 0.5
+            else kink * math.exp(min(sign, 1) * rng.uniform(-37, 10) * root)
+        )
         y = float((part - 1) / deviation)
         found = payoff(y, sign, strike, root, mean, deviation)
         exact, pays = exact_payoff(y, sign, strike, root, mean, deviation)
@@ -64,7 +76,7 @@ def test_the_payoff_ends_well() -> None:
     assert payoff(1e15, -1, 2.0, 0.3, 1.0, 0.1) < 1e-280
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, -1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_slope_and_bend(seed: int, sign: int) -> None:
     """The derivative in balls, and second differences, which −g'' is nowhere below."""
@@ -73,7 +85,7 @@ def test_slope_and_bend(seed: int, sign: int) -> None:
         root, deviation = float(10 ** rng.uniform(-1.5, 0.3)), float(10 ** rng.uniform(-2, 0))
         law = (sign, float(math.exp(rng.uniform(-1, 3))), root, float(math.exp(rng.uniform(-1, 1))), deviation)
         kink = (law[1] if sign > 0 else 1 / law[1]) / law[3]
-        y = float((kink * math.exp(sign * rng.uniform(-3, 5) * root) - 1) / deviation)
+        y = float((kink * math.exp(min(sign, 1) * rng.uniform(-3, 5) * root) - 1) / deviation)
         h = 1e-3 * root * (1 + deviation * y) / deviation
         left, here, right = (payoff(x, *law) for x in (y - h, y, y + h))
         assert smoothed._slope(y, *law) == pytest.approx((right - left) / (2 * h), rel=1e-4, abs=1e-9 / h)
@@ -92,7 +104,7 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, -1, 2])
 @pytest.mark.parametrize("numbers", LAWS)
 def test_lifted_polynomials_are_above_the_payoff(numbers: tuple[float, float, float, float], sign: int) -> None:
     rng = np.random.default_rng(5)
@@ -178,8 +190,12 @@ def test_no_law_with_these_moments_is_worth_more(
             sign, strike, root, mean, deviation, lowest, skewness, kurtosis * (1 + 1e-12), errors, 0.0
         )  # fmt: skip
         assert exact * (1 - 1e-9) <= bound <= 1
+        if sign > 0:
+            below = smoothed_below(strike, root, mean, deviation, lowest, skewness, kurtosis * (1 + 1e-12), errors)
+            assert 0 <= below <= exact * (1 + 1e-9)
     bound = smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, 2 * kurtosis, errors, 0.0)
     assert bound >= exact * (1 - 1e-9)
+    assert sign < 0 or smoothed_below(strike, root, mean, deviation, lowest, skewness, 2 * kurtosis, errors) <= exact
 
 
 def pool_of(cases: list[tuple[float, ...]], strike: float, root: float) -> np.ndarray:
@@ -270,7 +286,8 @@ PUTS = [
 
 
 @pytest.mark.parametrize(
-    "case", [(1, *case[:4], -1 / case[3], *case[4:]) for case in CASES] + [(-1, *put) for put in PUTS]
+    "case",
+    [(sign, *case[:4], -1 / case[3], *case[4:]) for case in CASES for sign in (1, 2)] + [(-1, *put) for put in PUTS],
 )
 def test_it_is_about_the_least_that_four_moments_allow(case: tuple[float, ...]) -> None:
     """A linear programme over polynomials that are above the payoff at many points: a lower bound, and close."""
@@ -282,13 +299,17 @@ def test_it_is_about_the_least_that_four_moments_allow(case: tuple[float, ...]) 
     powers = np.vander(grid / 4, 5, increasing=True)
     size = 1 + np.abs(powers).max(axis=1, keepdims=True)
     cost = np.array([1, 0, 1, skewness, kurtosis]) / 4.0 ** np.arange(5)
-    unit = float(values @ np.exp(-(grid**2) / 2)) / float(np.exp(-(grid**2) / 2).sum()) + 1e-9
+    unit = abs(float(values @ np.exp(-(grid**2) / 2)) / float(np.exp(-(grid**2) / 2).sum())) + 1e-9
+    # The leading coefficient is not negative: of the fourth moment only an upper bound is known.
     least = linprog(
-        cost, A_ub=-powers / size, b_ub=-values / unit / size[:, 0], bounds=(None, None), method="highs"
+        cost, A_ub=-powers / size, b_ub=-values / unit / size[:, 0], bounds=[(None, None)] * 4 + [(0, None)],
+        method="highs",
     ).fun * unit  # fmt: skip
     found = smoothed_above(*case, NO_ERRORS, 0.0)
-    assert least * (1 - 1e-6) <= found <= 1.1 * least
-    if sign > 0:
+    assert least - 1e-6 * abs(least) <= found <= least + 0.1 * abs(least)
+    if sign == 2:
+        assert smoothed_below(*case[1:], NO_ERRORS) == -found
+    if sign == 1:
         assert smoothed_likely(*case[:5], skewness) <= 1.001 * found
 
 
@@ -300,3 +321,5 @@ def test_bounds_allow_for_errors_of_the_moments() -> None:
         assert values[1] <= values[0] * 1.05 + 1e-5
     assert smoothed_above(1, 2.0, 0.2, 1.0, 0.1, -10.0, math.nan, 9.0, NO_ERRORS, 0.0) == 1.0
     assert smoothed_above(1, 2.0, 0.2, 1.0, 0.1, -10.0, 1.0, math.inf, NO_ERRORS, 0.0) == 1.0
+    assert smoothed_below(2.0, 0.2, 1.0, 0.1, -10.0, math.nan, 9.0, NO_ERRORS) == 0.0
+    assert smoothed_below(2.0, 0.2, 1.0, 0.1, -10.0, 1.0, math.inf, NO_ERRORS) == 0.0

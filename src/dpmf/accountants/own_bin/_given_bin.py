@@ -9,6 +9,7 @@ A = e^(√v·z + v/2)·Σ α_j·ξ_j with α_j = e^(l_j·τ − l_j²/2 + D_ij)/
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpmf import budget
 from dpmf.accountants.moments._given_mean import Graphs, Shape, complete_graph
 from dpmf.numerics import UNIT, Array
 
-_RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
+RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
 _LEAST_SHARED = 1e-7  # the least v, relative to the largest entry, that is worth while
 _LEAST = 1e-40  # of smaller entries, products of six underflow
 _NEGLIGIBLE = 0.03  # the part of a fourth moment that is not worth another product of matrices
@@ -61,7 +62,7 @@ class Shared:
         """
         b = len(s)
         budget.claim(8.0 * 12 * b * b)
-        raised = _RAISED * float(s.max())
+        raised = RAISED * float(s.max())
         if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 8 or float(s.max()) < _LEAST:
             return None
         half, whole = s.copy(), s.copy()
@@ -107,7 +108,7 @@ class GivenBin:
         self.loads: Array = np.zeros(b)
         self.own = 0.0
         if bin_index is not None:
-            self._look(rest, bin_index, _RAISED * float(s.max()) / (1 + _RAISED))
+            self._look(rest, bin_index, RAISED * float(s.max()) / (1 + RAISED))
         self.largest = float(np.abs(self.loads).max()) * (1 + 1e-12)
         self._b = b
         rest -= np.outer(self.loads, self.loads)
@@ -139,6 +140,20 @@ class GivenBin:
     def at(self, tau: float) -> Shape:
         """What is known of Σ α_j·ξ_j given τ."""
         return self._of(self._terms(tau), abs(tau))
+
+    def below(self, low: float, centre: float, high: float) -> Shape:
+        """The same at `centre`, for a sum that is at most Σ α_j·ξ_j between `low` and `high`, with other loads there.
+
+        They are those between 0 and 2·l_i that come closest. A term with l_j < 0 is kept at its value at `high`; one
+        with l_j > 2·l_i leaves its value at `low` with the load 2·l_i.
+        """
+        least, most = np.minimum(self.loads, 0.0), np.maximum(self.loads - 2 * self.own, 0.0)
+        moved = np.exp(least * (high - centre) + most * (low - centre))
+        return self._of(self._terms(centre) * moved, max(abs(low), abs(high)))
+
+    def means(self, nodes: Sequence[float]) -> list[float]:
+        """About E[Σ α_j·ξ_j | τ] at some τ."""
+        return [float(self._terms(tau).mean()) for tau in nodes]
 
     def _terms(self, tau: float) -> Array:
         found: Array = np.exp(np.minimum(self.loads * tau - self.loads**2 / 2 + self._tilt, 600.0))
