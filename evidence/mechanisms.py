@@ -67,7 +67,8 @@ def tabulated(results: Results) -> str:
                     rows.append([*row, *("…" for _ in KINDS), ""])
                     continue
                 errors = [upper(e, 4) if (e := found["errors"].get(kind)) is not None else "" for kind in KINDS]
-                rows.append([*row, *errors, f"{found['strategy']}, {found['batching']}, {found['copies']} copies"])
+                copies = f"{found['copies'] or 'no'} {'copy' if found['copies'] == 1 else 'copies'}"
+                rows.append([*row, *errors, f"{found['strategy']}, {found['batching']}, {copies}"])
     return table(["run and workload", "ε", *KINDS.values(), "what was chosen"], rows)
 
 
