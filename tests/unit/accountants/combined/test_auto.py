@@ -146,8 +146,8 @@ def test_enough_ends_the_search(enough):
 def test_auto_asks_little_more_than_best(monkeypatch):
     """Of the chain, and of conditional composition: the rest is cheap.
 
-    `best` compares all bounds roughly and then asks the winner; `auto` asks one after the other. Neither asks them where
-    own-bin is so close that they cannot win.
+    `best` compares all bounds roughly and then asks the winner; `auto` asks one after the other. Neither asks them
+    where own-bin is so close that they cannot win.
     """
     asked = []
     for cls in (ChainBound, PreparedConditional):
