@@ -402,10 +402,13 @@ def pooled_above(pool, means, deviations, skewnesses, kurtoses, errors):  # type
             if not value < found[k]:
                 continue
             value += abs(e1) * errors[k, 0] + abs(e2) * errors[k, 1] + abs(e3) * errors[k, 2]
-            # The shift has an error of some units of what it is the difference of. What is rounded is at most `q`.
-            q = abs(shift) + (1 + ratio) / pool[row, 1] + scale
-            size = abs(c0) + q * (abs(c1) + q * (abs(c2) + q * (abs(c3) + q * c4)))
-            value += _ROUNDING * size * (2 + abs(skewnesses[k]) + kurtoses[k])
+            # The shift has an error of some units of what it is the difference of, which is at most `q`.
+            q = abs(shift) + (1 + ratio) / pool[row, 1]
+            s0 = abs(c0) + q * (abs(c1) + q * (abs(c2) + q * (abs(c3) + q * c4)))
+            s1 = scale * (abs(c1) + q * (2 * abs(c2) + q * (3 * abs(c3) + q * 4 * c4)))
+            s2 = scale**2 * (abs(c2) + q * (3 * abs(c3) + q * 6 * c4))
+            s3, s4 = scale**3 * (abs(c3) + q * 4 * c4), e4
+            value += _ROUNDING * (s0 + s1 + s2 + s3 * (1 + abs(skewnesses[k])) + s4 * (1 + kurtoses[k]))
             if value < found[k]:
                 found[k] = value
     return found

@@ -146,7 +146,8 @@ def test_enough_ends_the_search(enough):
 def test_auto_asks_little_more_than_best(monkeypatch):
     """Of the chain, and of conditional composition: the rest is cheap.
 
-    `best` compares all bounds roughly and then asks the winner; `auto` asks one after the other.
+    `best` compares all bounds roughly and then asks the winner; `auto` asks one after the other. Neither asks them
+    where own-bin is so close that they cannot win.
     """
     asked = []
     for cls in (ChainBound, PreparedConditional):
@@ -164,7 +165,7 @@ def test_auto_asks_little_more_than_best(monkeypatch):
         dpmf.calibrate(CORRELATED, target_epsilon=2.0, target_delta=1e-5, accountant=accountant, direction="remove")
         counts[name] = len(asked)
     assert counts["never close enough"] <= 4 * counts["best"]
-    assert counts["close enough"] < counts["best"]
+    assert counts["close enough"] <= counts["best"]
     assert counts["close enough"] <= 4  # one of them by overlapping separators, which decline at once at this noise
 
 
