@@ -45,7 +45,8 @@ class _Tuning:
     Attributes:
       spacing: the lattice of ε, as a part of the μ of the mechanism without amplification.
       largest_spacing: the coarsest lattice.
-      share: the relative loss of ε that straight lines between points may cost.
+      share, rough_share: the relative loss of ε that straight lines between points may cost.
+      roughness: by about which factor the μ of rough curves is larger.
       reach: points reach to where δ is this part of the slack, where it can be evaluated that far out.
       composed_reach: the same for composed distributions, whose transforms have rounding errors.
       orders: the largest Rényi order that is tried.
@@ -54,6 +55,8 @@ class _Tuning:
     spacing: float = 1e-4
     largest_spacing: float = 1e-3
     share: float = 0.002
+    rough_share: float = 0.03
+    roughness: float = 1.002
     reach: float = 1e-3
     composed_reach: float = 0.25
     orders: int = 64
@@ -223,28 +226,75 @@ def tradeoff(
     without amplification holds as well (fixing every random choice leaves a Gaussian mechanism, and hockey-stick
     divergences are jointly convex); the smaller one is reported.
     """
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-    sigma = mechanism.checked_noise(noise_multiplier)
-    ways = directions_of(validation.choice("direction", direction, RELATIONS))
-    slack = validation.non_negative("slack", slack)
-    chosen = resolve(accountant)
-    found = _points(mechanism, sigma, chosen, slack)
-    lines: dict[str, Lines] = {way: _lines(found[way], found[_other(way)]) for way in ways}
-    largest = mechanism.sensitivity / sigma * (1 + mechanism.gram_error + _ROUNDING)
-    return TradeOff(
-        noise_multiplier=sigma,
-        direction=direction,
-        accountant=chosen.name,
-        mu=min(largest, max(_gaussian(one, slack) for one in lines.values())),
-        slack=slack,
-        largest_mu=largest,
-        attacks={a: max(one.least(a) for one in lines.values()) for a in map(_rate, false_positive_rates)},
-        epsilons={d: max(_epsilon(*found[way], d) for way in ways) for d in map(_delta, deltas)},
-        renyi=_divergences(mechanism, sigma, ways) if renyi else {},
-        points={way: found[way] for way in DIRECTIONS},
-        lines=lines,
-    )
+    curves = Curves(mechanism, accountant, direction, slack, deltas, false_positive_rates)
+    return curves.at(mechanism.checked_noise(noise_multiplier), renyi=renyi)
+
+
+class Curves:
+    """Trade-off curves of a mechanism at several noise multipliers. Arguments are those of `tradeoff`."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        accountant: str | Accountant,
+        direction: str,
+        slack: float,
+        deltas: Sequence[float] = DELTAS,
+        false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
+    ) -> None:
+        if not isinstance(mechanism, Mechanism):
+            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        self._mechanism, self._direction = mechanism, direction
+        self._ways = directions_of(validation.choice("direction", direction, RELATIONS))
+        self._slack = validation.non_negative("slack", slack)
+        self._accountant = resolve(accountant)
+        self._deltas, self._rates = list(map(_delta, deltas)), list(map(_rate, false_positive_rates))
+        self._prepared = Least.of(covering(self._accountant, mechanism).prepare(mechanism))
+        if self._prepared.kind != "bound":
+            raise ArgumentError(
+                "accountant", f"must be one that gives guaranteed bounds, {self._prepared.name} does not"
+            )
+        self._pairs = Pairs(self._prepared) if mechanism.batching.fixed else None
+        self.roughness = _TUNING.roughness if self._pairs else 1.0
+
+    def at(self, sigma: float, *, rough: bool = False, renyi: bool = False) -> TradeOff:
+        """The curve at a noise multiplier; a rough one is as sound, has fewer points, and costs less."""
+        found = self._points(sigma, rough)
+        lines: dict[str, Lines] = {way: _lines(found[way], found[_other(way)]) for way in self._ways}
+        largest = self._mechanism.sensitivity / sigma * (1 + self._mechanism.gram_error + _ROUNDING)
+        return TradeOff(
+            noise_multiplier=sigma,
+            direction=self._direction,
+            accountant=self._accountant.name,
+            mu=min(largest, max(_gaussian(one, self._slack) for one in lines.values())),
+            slack=self._slack,
+            largest_mu=largest,
+            attacks={a: max(one.least(a) for one in lines.values()) for a in self._rates},
+            epsilons={d: max(_epsilon(*found[way], d) for way in self._ways) for d in self._deltas},
+            renyi=_divergences(self._mechanism, sigma, self._ways) if renyi else {},
+            points={way: found[way] for way in DIRECTIONS},
+            lines=lines,
+        )
+
+    def _points(self, sigma: float, rough: bool) -> dict[Direction, tuple[Array, Array]]:
+        """ε and bounds on δ(ε), by direction, both monotone."""
+        scale = min(max(_TUNING.spacing * self._mechanism.sensitivity / sigma, 1e-60), _TUNING.largest_spacing)
+        interval = 2.0 ** round(math.log2(scale))
+        tail = max(_TUNING.reach * self._slack, 1e-14)
+        if self._pairs is not None:
+            found = self._pairs.points(sigma, interval, rough=rough, tail=tail)
+        else:
+            profiles: dict[str, Profile] = {way: partial(_composed, self._prepared, sigma, way) for way in DIRECTIONS}
+            far = max(_TUNING.composed_reach * self._slack, 1e-10)
+            largest: dict[str, float] = {way: self._prepared.epsilon(sigma, far, way).value for way in DIRECTIONS}
+            found = ProfilePoints(interval, profiles, largest, tail)
+        found.refine(_TUNING.rough_share if rough else _TUNING.share)
+        points: dict[Direction, tuple[Array, Array]] = {}
+        for way in DIRECTIONS:
+            places = sorted(found.values[way])
+            bounds = np.array([found.values[way][place] for place in places])
+            points[way] = interval * np.array(places, dtype=np.float64), np.minimum.accumulate(np.minimum(bounds, 1.0))
+        return points
 
 
 def _rate(value: float) -> float:
@@ -261,32 +311,6 @@ def _finite(value: float) -> float | None:
 
 def _other(way: Direction) -> Direction:
     return "add" if way == "remove" else "remove"
-
-
-def _points(
-    mechanism: Mechanism, sigma: float, accountant: Accountant, slack: float
-) -> dict[Direction, tuple[Array, Array]]:
-    """ε and bounds on δ(ε), by direction, both monotone."""
-    scale = min(max(_TUNING.spacing * mechanism.sensitivity / sigma, 1e-60), _TUNING.largest_spacing)
-    interval = 2.0 ** round(math.log2(scale))
-    prepared = Least.of(covering(accountant, mechanism).prepare(mechanism))
-    if prepared.kind != "bound":
-        raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
-    tail = max(_TUNING.reach * slack, 1e-14)
-    if mechanism.batching.fixed:
-        found = Pairs(prepared).points(sigma, interval, tail=tail)
-    else:
-        profiles: dict[str, Profile] = {way: partial(_composed, prepared, sigma, way) for way in DIRECTIONS}
-        far = max(_TUNING.composed_reach * slack, 1e-10)
-        largest: dict[str, float] = {way: prepared.epsilon(sigma, far, way).value for way in DIRECTIONS}
-        found = ProfilePoints(interval, profiles, largest, tail)
-    found.refine(_TUNING.share)
-    points: dict[Direction, tuple[Array, Array]] = {}
-    for way in DIRECTIONS:
-        places = sorted(found.values[way])
-        bounds = np.array([found.values[way][place] for place in places])
-        points[way] = interval * np.array(places, dtype=np.float64), np.minimum.accumulate(np.minimum(bounds, 1.0))
-    return points
 
 
 def _composed(prepared: Least, sigma: float, way: Direction, epsilons: Sequence[float], rough: bool) -> Sequence[float]:

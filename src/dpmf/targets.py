@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 
 from scipy.special import ndtri
@@ -12,7 +13,7 @@ from scipy.special import ndtri
 from dpmf import validation
 from dpmf.accountants.protocol import Accountant
 from dpmf.api import DEFAULT_ACCOUNTANT
-from dpmf.attacks import FALSE_POSITIVE_RATES, SLACK, TradeOff, tradeoff
+from dpmf.attacks import DELTAS, FALSE_POSITIVE_RATES, SLACK, Curves, TradeOff
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.search import least_noise
@@ -110,22 +111,29 @@ def _least(
     rates: tuple[float, ...] = (),
 ) -> TradeOff:
     """The curve at the least noise multiplier found at which a number of it is at most a target."""
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
+    curves = Curves(
+        mechanism, accountant, direction, slack, DELTAS, tuple(dict.fromkeys((*FALSE_POSITIVE_RATES, *rates)))
+    )
 
-    def evaluate(sigma: float) -> _Scaled:
-        found = tradeoff(
-            mechanism, noise_multiplier=sigma, accountant=accountant, direction=direction, slack=slack,
-            false_positive_rates=tuple(dict.fromkeys((*FALSE_POSITIVE_RATES, *rates))),
-        )  # fmt: skip
+    @cache
+    def roughly(sigma: float) -> _Scaled:
+        return evaluate(sigma, rough=True)
+
+    def evaluate(sigma: float, rough: bool = False) -> _Scaled:
+        found = curves.at(mechanism.checked_noise(sigma), rough=rough)
         value = number(found)
         scaled = value / target * _TARGET
         return _Scaled(min(scaled, _TARGET) if value <= target else max(scaled, math.nextafter(_TARGET, 1.0)), found)
 
     # Without amplification this much noise gives the target, but for rounding.
     start = mechanism.sensitivity / target
-    found = least_noise(evaluate, _TARGET, start, tolerance)
+    # Unless rough curves tell that this is the answer, they lead to where fine ones, which are reported, are asked.
+    lead = curves.roughness > 1 and abs(roughly(start).value / _TARGET - 1) > tolerance
+    found = least_noise(
+        evaluate, _TARGET, start, tolerance, rough=roughly if lead else None,
+        roughness=curves.roughness, rough_holds=False,
+    )  # fmt: skip
     if found is None:
         raise CalibrationError(f"no noise multiplier up to {start:.3g} times 2^60 meets the target")
     return found[1].found

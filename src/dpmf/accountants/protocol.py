@@ -27,6 +27,9 @@ Role = Literal["bound", "combined", "estimate", "baseline"]
 a bound that another package proves."""
 
 
+_ROUGHER = (0.13, 0.1)  # rough bounds exceed others by this power of their roughness: a constant, and one on log 1/δ
+
+
 def directions_of(relation: str) -> tuple[Direction, ...]:
     """The one-way directions that a neighbouring relation asks for."""
     return DIRECTIONS if relation == "both" else tuple(d for d in DIRECTIONS if d == relation)
@@ -110,6 +113,11 @@ class PreparedAccountant(ABC):
         Searches begin with it, and it tells which of several accountants to ask.
         """
         return None
+
+    def likely(self, rough: float) -> float:
+        """About the bound where the rough one is so large: they differ more where δ is small. It proves nothing."""
+        power = _ROUGHER[0] - _ROUGHER[1] * math.log(max(rough, 1e-100))
+        return rough / math.pow(self.roughness, power)
 
     def rough_deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
         """Bounds on δ at many ε, rough ones where there are any."""

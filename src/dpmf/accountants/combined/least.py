@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from dpmf import budget, progress
 from dpmf.accountants.gaussian import Gaussian
@@ -56,6 +56,8 @@ class _Tuning:
 
 
 _TUNING = _Tuning()
+
+_Group: TypeAlias = Callable[[], Sequence[PreparedAccountant]]
 
 
 class Part:
@@ -252,17 +254,23 @@ class Least(PreparedAccountant):
         last = len(epsilons) - 1
         good: dict[int, float] = {}
 
-        def improve(bounds: Sequence[PreparedAccountant], _: _Lead) -> None:
-            if self._stop is not None and not good:
-                for k in {round(probe * last / (_TUNING.probes - 1)) for probe in range(_TUNING.probes)}:
-                    good[k] = self._stop.good_delta(noise_multiplier, epsilons[k], direction)
-            for bound, places in asked_where(bounds, noise_multiplier, epsilons, direction):
+        def ask(groups: Sequence[_Group]) -> None:
+            for bound, places in asked_where(groups, noise_multiplier, epsilons, direction):
                 found = bound.deltas(noise_multiplier, [epsilons[k] for k in places], direction)
                 for k, value in zip(places, found, strict=True):
                     best[k] = min(best[k], value)
 
+        def improve(bounds: Sequence[PreparedAccountant], _: _Lead) -> None:
+            if self._stop is not None and not good:
+                for k in {round(probe * last / (_TUNING.probes - 1)) for probe in range(_TUNING.probes)}:
+                    good[k] = self._stop.good_delta(noise_multiplier, epsilons[k], direction)
+            ask([lambda: bounds])
+
         with budget.time_limit(self._time_budget):
-            self._run(improve, _Lead(), lambda: bool(good) and all(best[k] <= good[k] for k in good), self.parts)
+            if self._stop is None and self.parts and not budget.limited():
+                ask(_groups(self.parts))  # there is time to compare all of them before any is asked everywhere
+            else:
+                self._run(improve, _Lead(), lambda: bool(good) and all(best[k] <= good[k] for k in good), self.parts)
         return best
 
     def least_noise(
@@ -333,11 +341,7 @@ class Least(PreparedAccountant):
         asked: Sequence[Part],
     ) -> bool:
         """Go through the bounds of some parts until `done`, and whether a budget ended that."""
-        quick = [part for part in asked if part.quick]
-        others = [part for part in asked if not part.quick]
-        groups: list[Callable[[], tuple[PreparedAccountant, ...]]] = [
-            partial(_bounds_of, parts) for parts in (quick, others) if parts
-        ]
+        groups = _groups(asked)
         if self._stop is not None or budget.limited() or not asked:
             closed_forms_first = sorted(asked, key=lambda part: part.name != Gaussian.name)
             groups = [part.bounds for part in closed_forms_first]
@@ -381,6 +385,13 @@ def _usual(epsilon: float, target_delta: float | None) -> bool:
 
 def _bounds_of(parts: Sequence[Part]) -> tuple[PreparedAccountant, ...]:
     return tuple(bound for part in parts for bound in part.bounds())
+
+
+def _groups(parts: Sequence[Part]) -> list[_Group]:
+    """The quick ones of some parts, and all others, as far as there are any."""
+    quick = [part for part in parts if part.quick]
+    others = [part for part in parts if not part.quick]
+    return [partial(_bounds_of, some) for some in (quick, others) if some]
 
 
 def combined(name: str, mechanism: Mechanism, accountants: Sequence[Accountant], **options: Any) -> Least:
@@ -446,35 +457,46 @@ def _promising_first(
 
 
 def asked_where(
-    bounds: Sequence[PreparedAccountant], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
+    groups: Sequence[_Group], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
 ) -> list[tuple[PreparedAccountant, list[int]]]:
     """Which bound to ask at which points of a profile.
 
-    Each point of a long grid is left to the bounds that win, roughly, at the probes around it: any choice is sound.
+    Each point of a long grid is left to the bounds that win, as far as rough bounds can tell, at the probes around it:
+    any choice is sound. Later groups are not even made where earlier ones are nearly the truth at all probes.
     """
-    if len(epsilons) <= _TUNING.few_points or len(bounds) == 1:
-        return [(bound, list(range(len(epsilons)))) for bound in bounds]
+    if len(epsilons) <= _TUNING.few_points or (len(groups) == 1 and len(groups[0]()) == 1):
+        return [(bound, list(range(len(epsilons)))) for group in groups for bound in group()]
 
-    def roughly(bound: PreparedAccountant, epsilon: float) -> float:
+    def likely(bound: PreparedAccountant, epsilon: float) -> tuple[float, float]:
+        """About the bound, and about how many times the truth it is."""
         budget.check()
-        rough = bound.rough_delta(noise_multiplier, epsilon, direction) or bound.delta(
-            noise_multiplier, epsilon, direction
-        )
-        return max(rough.value, _TUNING.least_delta)
+        rough = bound.rough_delta(noise_multiplier, epsilon, direction)
+        if rough is None:
+            found = bound.delta(noise_multiplier, epsilon, direction)
+            return max(found.value, _TUNING.least_delta), found.slack
+        return max(bound.likely(rough.value), _TUNING.least_delta), math.inf
 
     order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
     probes = [0, len(order) // 2, len(order) - 1]
-    table: list[tuple[PreparedAccountant, list[float]]] = [(bound, []) for bound in bounds]
-    least: list[float] = []
-    for k in probes:
-        for bound, row in table:
-            tiny = bool(least) and least[-1] < _TUNING.small_delta
-            row.append(row[-1] if tiny else budget.attempt(partial(roughly, bound, epsilons[order[k]]), 1.0))
-        least.append(min(row[-1] for _, row in table))
+    table: list[tuple[PreparedAccountant, list[float]]] = []
+    least = [(1.0, math.inf)] * len(probes)
+    for group in groups:
+        rows: list[tuple[PreparedAccountant, list[float]]] = [(bound, []) for bound in group()]
+        for place, k in enumerate(probes):
+            for bound, row in rows:
+                if place and least[place - 1][0] < _TUNING.small_delta:
+                    found = row[-1], least[place - 1][1]
+                else:
+                    found = budget.attempt(partial(likely, bound, epsilons[order[k]]), (1.0, math.inf))
+                row.append(found[0])
+                least[place] = min(least[place], found)
+        table += rows
+        if all(slack <= _TUNING.exact for _, slack in least):
+            break
     # A bound that is nearly as good as the winner at most probes spares the others.
     overall = min(table, key=lambda row: sum(math.log(value) for value in row[1]))
     winners = []
-    for place, value in enumerate(least):
+    for place, (value, _) in enumerate(least):
         local = min(table, key=lambda row: row[1][place])
         winners.append((overall if overall[1][place] <= _TUNING.nearly * value else local)[0])
     asked = []

@@ -26,22 +26,32 @@ class _Tuning:
     Attributes:
       probes: where bounds are compared, as shares of the largest ε.
       probes_of_slow: how many of them, the smallest ones, slow bounds are asked at.
-      reach: the largest ε that is tried first, in deviations of the loss.
-      stride: the factor by which it grows until δ is small enough.
+      worth_while: bounds that are not cheap are asked where δ is larger than this: below it they take longest and
+        gain least.
+      seen: the same in units of the tail.
+      told_apart: they are compared where δ is larger than this.
+      reach: the least ε that is tried as the largest one, in deviations of the loss.
+      stride: how closely, as a factor, the ε at which δ is small enough is looked for.
+      closely: the same for the ε beyond which only cheap bounds are asked.
       beyond: how far beyond the ε at which δ was small enough to go at the next σ.
       same_choice: change of log σ over which the same bounds are expected to stay the best.
-      seen: smaller δ are not told apart, in units of the tail.
+      unsure: estimates of bounds that are not cheap are raised by this factor, and a cheap one that is within this
+        factor of them is asked as well.
       nearly: a bound within this factor of the least one everywhere spares the others.
     """
 
     probes: tuple[float, ...] = (0.0, 0.1, 0.25, 0.45, 0.7)
     probes_of_slow: int = 3
+    worth_while: float = 5e-9
+    seen: float = 10.0
+    told_apart: float = 1e-6
     reach: float = 6.0
     stride: float = 1.2
+    closely: float = 1.05
     beyond: float = 1.05
     same_choice: float = 0.6
-    seen: float = 1000.0
-    nearly: float = 1.01
+    unsure: float = 1.05
+    nearly: float = 1.02
 
 
 _TUNING = _Tuning()
@@ -143,18 +153,14 @@ class Pairs:
         limit: float,
         direction: Direction,
     ) -> float:
-        """About the ε at which a bound, roughly, falls below the tail; at most the limit, where another bound does."""
-        deviation = self._deviation(noise_multiplier)
-        bound = next((bound for bound in bounds if bound.roughness > 1 and not bound.slow), bounds[0])
-        while True:
-            epsilon = self._reach[direction] * deviation
-            if epsilon >= limit or self._known(noise_multiplier, direction):
-                return min(epsilon, limit)
-            budget.check()
-            found = bound.rough_delta(noise_multiplier, epsilon, direction, tail)
-            if found is not None and found.value <= tail:
-                return epsilon
-            self._reach[direction] *= _TUNING.stride
+        """About the ε at which a cheap bound falls below the tail; at most the limit, where another bound does."""
+        low, high = min(self._reach[direction] * self._deviation(noise_multiplier), limit), limit
+        if self._known(noise_multiplier, direction):
+            return low
+        asked = [bound for bound in bounds if bound.cheap] or [
+            next((bound for bound in bounds if bound.roughness > 1 and not bound.slow), bounds[0])
+        ]
+        return _falls(asked, noise_multiplier, tail, low, high, direction, _TUNING.stride)
 
     def _best(
         self,
@@ -172,15 +178,31 @@ class Pairs:
         if known:
             return known
         probes = [share * largest for share in _TUNING.probes]
-        table = []
-        for bound in bounds:
-            # Where δ is small, a slow bound is not worth its time.
-            asked = probes[: _TUNING.probes_of_slow] if bound.slow else probes
-            found = _roughly(bound, noise_multiplier, asked, direction)
-            table.append([value / bound.roughness for value in found] + [1.0] * (len(probes) - len(asked)))
-        least = [max(min(column), _TUNING.seen * tail) for column in zip(*table, strict=True)]
+        cheap = [k for k, bound in enumerate(bounds) if bound.cheap]
+        table: dict[int, list[float]] = {k: _roughly(bounds[k], noise_multiplier, probes, direction) for k in cheap}
+        known_there = [min(column) for column in zip(*table.values(), strict=True)] or [1.0] * len(probes)
+        small, end = max(_TUNING.worth_while, _TUNING.seen * tail), math.inf
+        inside = sum(delta > small for delta in known_there)
+        if cheap and inside > 0:
+            shares = [max(share, 0.01) * largest for share in (*_TUNING.probes, 1.0)]
+            quick = [bounds[k] for k in cheap]
+            low, high = shares[inside - 1 : inside + 1]
+            end = _falls(quick, noise_multiplier, small, low, high, direction, _TUNING.closely) / largest
+        for k, bound in enumerate(bounds):
+            if k not in table:
+                # Where δ is small, a slow bound is not worth its time.
+                within = _TUNING.probes_of_slow if bound.slow else inside
+                count = max(1, min(within, sum(delta > _TUNING.told_apart for delta in known_there)))
+                rough = _roughly(bound, noise_multiplier, probes[:count], direction)
+                found = [bound.likely(one) * (_TUNING.unsure if cheap else 1.0) for one in rough]
+                further = [
+                    found[-1] / max(known_there[count - 1], 1e-300) * delta for delta in known_there[count:within]
+                ]
+                table[k] = found + further + [1.0] * (len(probes) - count - len(further))
+        rows = [table[k] for k in range(len(bounds))]
+        least = [max(min(column), tail) for column in zip(*rows, strict=True)]
         # How far each bound is above the least one, by probe, where that can be told apart.
-        excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in table]
+        excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in rows]
         overall = min((bounds[k].slow, sum(row), k) for k, row in enumerate(excess))[2]
         winners = [
             overall
@@ -188,15 +210,59 @@ class Pairs:
             else min(range(len(bounds)), key=[row[probe] for row in excess].__getitem__)
             for probe in range(len(probes))
         ]
+        # What others are is estimated from rough bounds: a cheap bound that may be less is asked as well.
+        others = []
+        for probe, winner in enumerate(winners):
+            near = min(cheap, key=[row[probe] for row in excess].__getitem__, default=winner)
+            others.append(near if excess[near][probe] < math.log(_TUNING.unsure) else winner)
         ends = [0.0, *_TUNING.probes, math.inf]
         chosen = []
-        for winner in dict.fromkeys(winners):
-            where = [probe for probe, one in enumerate(winners) if one == winner]
+        for winner in dict.fromkeys(winners + others):
+            where = [probe for probe in range(len(probes)) if winner in (winners[probe], others[probe])]
             # A probe is place + 1 of the ends; the stretch reaches to the probes beside it.
             last = ends[where[-1] + 2] if where[-1] + 1 < len(probes) else math.inf
-            chosen.append(_Chosen(bounds[winner], ends[where[0]], last))
+            chosen.append(_Chosen(bounds[winner], ends[where[0]], last if bounds[winner].cheap else min(last, end)))
+        if cheap and all(one.last < math.inf for one in chosen):  # somebody has to answer beyond
+            far = min(cheap, key=lambda k: rows[k][-1])
+            chosen.append(_Chosen(bounds[far], min(end, _TUNING.probes[-1]), math.inf))
         self._chosen[direction] = noise_multiplier, chosen
         return chosen
+
+
+def _quickly(
+    bound: PreparedAccountant, noise_multiplier: float, epsilon: float, direction: Direction, tail: float
+) -> float:
+    """A bound, by its rough version where there is one."""
+
+    def ask() -> float:
+        rough = bound.rough_delta(noise_multiplier, epsilon, direction, tail)
+        return (rough or bound.delta(noise_multiplier, epsilon, direction, tail)).value
+
+    return budget.attempt(ask, 1.0)
+
+
+def _falls(
+    asked: Sequence[PreparedAccountant],
+    noise_multiplier: float,
+    delta: float,
+    low: float,
+    high: float,
+    direction: Direction,
+    stride: float,
+) -> float:
+    """About the ε at which the least of some bounds falls to δ, between two ε of which the larger is known to do."""
+    low = max(low, 1e-9 * high)
+    while high > stride * low:
+        budget.check()
+        epsilon = math.sqrt(low * high)
+        found = [_quickly(bound, noise_multiplier, epsilon, direction, delta) for bound in asked]
+        low, high = (low, epsilon) if min(found) <= delta else (epsilon, high)
+        # Of several bounds of one accountant, the best one at any ε serves to tell.
+        best: dict[str, tuple[float, int]] = {}
+        for k, value in enumerate(found):
+            best[asked[k].name] = min(best.get(asked[k].name, (math.inf, k)), (value, k))
+        asked = [asked[k] for _, k in best.values()]
+    return high
 
 
 def _roughly(
