@@ -6,7 +6,7 @@ Everybody is asked for the least σ at (ε, 10⁻⁵), k = 10 and b = 100. What 
 root mean square of the row norms of A·C⁻¹, for prefix sums A and everybody's own C: σ alone cannot be compared between
 different C. "Guarantee" is "proved", or the probability with which a bound by sampling fails. b-min-sep sampling (a
 record rests for the bandwidth of C after each use) has no proved bound anywhere: what is proved beside it is dpmf's
-design. opake's answers come within half a percent of ε, and those that take longer than a quarter of an hour are left
+design. opake's answers come within half a percent of ε, and those that take longer than five minutes are left
 out. Seconds are those of the processor for the whole calibration, on one thread.
 """
 
@@ -31,7 +31,7 @@ EPSILONS = (1.0, 4.0, 8.0)
 EPOCHS, BINS = 10, 100
 BANDWIDTHS = (4, 10, 20)  # of optimised banded matrices, under cyclic Poisson and b-min-sep sampling
 DESIGN_SECONDS = 240.0
-SECONDS = 900.0  # after which opake's answer to a question is left out
+SECONDS = 300.0  # after which opake's answer to a question is left out
 
 OPAKE = """
 import json, math, sys, time
