@@ -48,7 +48,8 @@ class _Tuning:
       lower_strike: how much smaller the logarithm of the strike is in the bound on how often A is large at all: the
         first number, or the second one times ε where that is less.
       depth: how often that bound is asked for one of its own.
-      nearby: what is known at another strike serves instead where it is so many times as far away.
+      nearby: what is known at another strike serves instead where it is so many times as far away,
+      little: and what it adds is at most this part of the whole.
       too_far: where no target is known and the bound is below this part of the δ that was aimed at, it is aimed at.
       kept: how many laws are remembered, with their moments.
     """
@@ -65,6 +66,7 @@ class _Tuning:
     lower_strike: tuple[float, float] = (0.25, 0.4)
     depth: int = 3
     nearby: tuple[float, float] = (0.5, 2.0)
+    little: float = 0.01
     too_far: float = 0.1
     kept: int = 4
 
@@ -224,6 +226,7 @@ class _Law:
             down = min(_TUNING.lower_strike[0], _TUNING.lower_strike[1] * nearer)
             least, most = (part * down for part in _TUNING.nearby)
             known = any(least <= nearer - other <= most for other in self._calls)
+            known = known and lacking * self._how_large(nearer) <= _TUNING.little * value
             if depth < _TUNING.depth and down > 0 and not known:
                 self.call(math.exp(nearer - down), last, depth + 1)
             lacking *= self._how_large(nearer)
