@@ -66,7 +66,7 @@ class _Tuning:
     lower_strike: tuple[float, float] = (0.25, 0.4)
     depth: int = 3
     nearby: tuple[float, float] = (0.5, 2.0)
-    little: float = 0.01
+    little: float = 0.04
     too_far: float = 0.1
     kept: int = 4
 
