@@ -222,8 +222,8 @@ class Pairs:
             # A probe is place + 1 of the ends; the stretch reaches to the probes beside it.
             last = ends[where[-1] + 2] if where[-1] + 1 < len(probes) else math.inf
             chosen.append(_Chosen(bounds[winner], ends[where[0]], last if bounds[winner].cheap else min(last, end)))
-        if cheap and all(one.last < math.inf for one in chosen):  # somebody has to answer beyond
-            far = min(cheap, key=lambda k: rows[k][-1])
+        if cheap:  # somebody has to answer beyond, and some bounds have a floor
+            far = min((_roughly(bounds[k], noise_multiplier, [largest], direction)[0], k) for k in cheap)[1]
             chosen.append(_Chosen(bounds[far], min(end, _TUNING.probes[-1]), math.inf))
         self._chosen[direction] = noise_multiplier, chosen
         return chosen

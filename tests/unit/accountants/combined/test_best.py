@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import dpmf
-from dpmf.accountants import Best, Conditional, Lattice, MonteCarlo, Renyi, suitable
+from dpmf.accountants import Best, Conditional, Lattice, Moments, MonteCarlo, Renyi, suitable
+from dpmf.accountants.combined.least import Least, Part
+from dpmf.accountants.protocol import PreparedAccountant
 
 CORRELATED = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(2, 12))
 INDEPENDENT = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(2, 12))
@@ -70,3 +72,16 @@ def test_options_reach_the_renyi_part() -> None:
 def test_bad_members() -> None:
     with pytest.raises(ValueError, match="accountants must be"):
         Best(accountants=("renyi",))  # type: ignore[arg-type]
+
+
+def test_a_curve_leaves_out_what_cannot_help() -> None:
+    """Others are not even made where quick bounds are nearly the truth at both ends and in the middle."""
+
+    def never() -> list[PreparedAccountant]:
+        raise AssertionError("nobody else is needed")
+
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(4, 12))
+    moments = Moments().prepare(mechanism)
+    both = Least("both", mechanism, [Part("moments", lambda: (moments,), quick=True), Part("never", never)])
+    epsilons = [0.01 * k for k in range(9)]
+    assert both.deltas(40.0, epsilons, "remove") == moments.deltas(40.0, epsilons, "remove")

@@ -5,6 +5,9 @@ import math
 import pytest
 
 import dpmf
+from dpmf import lower_bounds
+from dpmf.accountants.combined.least import Least
+from dpmf.accountants.composed.pair import Pairs
 from dpmf.loss.gaussian import gaussian_delta
 
 
@@ -40,3 +43,14 @@ def test_no_bound_is_above_that_without_amplification():
     mechanism = dpmf.Mechanism(dpmf.strategies.coefficients([1.0] * 40), dpmf.reshuffled(3, 2, gap=0))
     bound = dpmf.delta(mechanism, noise_multiplier=5.0, epsilon=1.0, accountant="gaussian").delta
     assert bound <= gaussian_delta(mechanism.sensitivity / 5.0, 1.0) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("strategy", [dpmf.strategies.bsr(4), dpmf.strategies.power(0.4, 0.968)], ids=str)
+def test_cheap_bounds_answer_where_others_are_not_asked(strategy):
+    """A pair reaches to the tail in both directions, and is above certified lower bounds at all ε."""
+    mechanism = dpmf.Mechanism(strategy, dpmf.BallsInBins(2, 12))
+    pair = Pairs(Least.of(dpmf.accountants.Best().prepare(mechanism))).at(1.5, 2.0**-10, 0.01, tail=1e-13)
+    assert max(pair.upper_only, pair.lower_only) < 1e-12
+    for direction in ("remove", "add"):
+        for epsilon in (0.0, 0.5, 1.0, 2.0, 4.0):
+            assert pair.delta(epsilon, direction) >= lower_bounds.lower_delta(mechanism, 1.5, epsilon, direction)

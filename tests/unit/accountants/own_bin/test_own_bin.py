@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from random_mechanisms import DIRECTIONS, log_uniform, mechanisms, random_matrix, random_settings, signal_to_noise
 
 import dpmf
-from dpmf import budget, strategies
+from dpmf import budget, lower_bounds, strategies
 from dpmf.accountants import Gaussian, OwnBin, own_bin
 from dpmf.accountants.own_bin import _Law
 from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, circulant_above
@@ -321,3 +321,22 @@ def test_arrays_are_claimed_before_they_are_made() -> None:
     s = Mechanism(strategies.bsr(3), BallsInBins(2, 100)).gram_upper() / 9
     with budget.memory_limit(50 * 8.0 * 100), pytest.raises(budget.OutOfMemory):
         Shared.of(s)
+
+
+def test_a_curve_is_bounded_as_closely_as_each_of_its_points() -> None:
+    """Bounds at strikes that were asked before serve others: none is below a certified lower bound."""
+    mechanism = Mechanism(strategies.bsr(4), BallsInBins(2, 20))
+    epsilons = [0.2 * k for k in range(16)]
+    for order in (epsilons, epsilons[::-1]):
+        prepared = OwnBin().prepare(mechanism)
+        for epsilon in order:
+            bound = prepared.delta(1.4, epsilon, "remove").value
+            alone = OwnBin().prepare(mechanism).delta(1.4, epsilon, "remove").value
+            lower = lower_bounds.lower_delta(mechanism, 1.4, epsilon, "remove")
+            assert lower <= bound <= 1.02 * alone
+
+
+def test_tiny_deltas_are_aimed_at_without_a_target() -> None:
+    prepared = OwnBin().prepare(Mechanism(strategies.bsr(4), BallsInBins(2, 20)))
+    alone = prepared.delta(1.4, 6.0, "remove").value
+    assert alone <= 1.05 * prepared.delta(1.4, 6.0, "remove", 1e-10).value < 1e-9
