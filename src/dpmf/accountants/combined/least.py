@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from dpmf import budget, progress
+from dpmf.accountants.combined.curves import Group, asked_where
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
 from dpmf.calibration import LITTLE_HOPE, LeastNoise, calibrate_one_way
@@ -31,10 +31,6 @@ class _Tuning:
 
     Attributes:
       improvement: a bound is asked about a target only if it may improve ε or σ by this relative amount.
-      few_points: up to this many points of a profile, every bound is asked about each of them.
-      nearly: bounds within this factor of the smallest count as equally good.
-      small_delta: below this δ the winner at the previous probe is kept.
-      least_delta: smaller δ are not told apart.
       probes: points of a profile at which a stop rule is checked.
       coarse: the part of the stop rule's tolerance to which expensive bounds are searched once they are good enough.
       exact: a bound on δ that is about this many times the truth, or less, needs no others beside it.
@@ -44,10 +40,6 @@ class _Tuning:
     """
 
     improvement: float = 1e-4
-    few_points: int = 6
-    nearly: float = 1.03
-    small_delta: float = 1e-8
-    least_delta: float = 1e-13
     probes: int = 5
     coarse: float = 0.125
     exact: float = 1.06
@@ -56,8 +48,6 @@ class _Tuning:
 
 
 _TUNING = _Tuning()
-
-_Group: TypeAlias = Callable[[], Sequence[PreparedAccountant]]
 
 
 class Part:
@@ -254,8 +244,8 @@ class Least(PreparedAccountant):
         last = len(epsilons) - 1
         good: dict[int, float] = {}
 
-        def ask(groups: Sequence[_Group]) -> None:
-            for bound, places in asked_where(groups, noise_multiplier, epsilons, direction):
+        def ask(groups: Sequence[Group]) -> None:
+            for bound, places in asked_where(groups, noise_multiplier, epsilons, direction, _TUNING.exact):
                 found = bound.deltas(noise_multiplier, [epsilons[k] for k in places], direction)
                 for k, value in zip(places, found, strict=True):
                     best[k] = min(best[k], value)
@@ -387,7 +377,7 @@ def _bounds_of(parts: Sequence[Part]) -> tuple[PreparedAccountant, ...]:
     return tuple(bound for part in parts for bound in part.bounds())
 
 
-def _groups(parts: Sequence[Part]) -> list[_Group]:
+def _groups(parts: Sequence[Part]) -> list[Group]:
     """The quick ones of some parts, and all others, as far as there are any."""
     quick = [part for part in parts if part.quick]
     others = [part for part in parts if not part.quick]
@@ -454,58 +444,3 @@ def _promising_first(
 
     order = iter(budget.attempt(ordered, rough))
     return [next(order) if bound.roughness > 1 else bound for bound in bounds]
-
-
-def asked_where(
-    groups: Sequence[_Group], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
-) -> list[tuple[PreparedAccountant, list[int]]]:
-    """Which bound to ask at which points of a profile.
-
-    Each point of a long grid is left to the bounds that win, as far as rough bounds can tell, at the probes around it:
-    any choice is sound. Later groups are not even made where earlier ones are nearly the truth at all probes.
-    """
-    if len(epsilons) <= _TUNING.few_points or (len(groups) == 1 and len(groups[0]()) == 1):
-        return [(bound, list(range(len(epsilons)))) for group in groups for bound in group()]
-
-    def likely(bound: PreparedAccountant, epsilon: float) -> tuple[float, float]:
-        """About the bound, and about how many times the truth it is."""
-        budget.check()
-        rough = bound.rough_delta(noise_multiplier, epsilon, direction)
-        if rough is None:
-            found = bound.delta(noise_multiplier, epsilon, direction)
-            return max(found.value, _TUNING.least_delta), found.slack
-        return max(bound.likely(rough.value), _TUNING.least_delta), math.inf
-
-    order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
-    probes = [0, len(order) // 2, len(order) - 1]
-    table: list[tuple[PreparedAccountant, list[float]]] = []
-    least = [(1.0, math.inf)] * len(probes)
-    for group in groups:
-        rows: list[tuple[PreparedAccountant, list[float]]] = [(bound, []) for bound in group()]
-        for place, k in enumerate(probes):
-            for bound, row in rows:
-                if place and least[place - 1][0] < _TUNING.small_delta:
-                    found = row[-1], least[place - 1][1]
-                else:
-                    found = budget.attempt(partial(likely, bound, epsilons[order[k]]), (1.0, math.inf))
-                row.append(found[0])
-                least[place] = min(least[place], found)
-        table += rows
-        if all(slack <= _TUNING.exact for _, slack in least):
-            break
-    # A bound that is nearly as good as the winner at most probes spares the others.
-    overall = min(table, key=lambda row: sum(math.log(value) for value in row[1]))
-    winners = []
-    for place, (value, _) in enumerate(least):
-        local = min(table, key=lambda row: row[1][place])
-        winners.append((overall if overall[1][place] <= _TUNING.nearly * value else local)[0])
-    asked = []
-    for winner in {id(winner): winner for winner in winners}.values():
-        near = {
-            order[k]
-            for place, (low, high) in enumerate(pairwise(probes))
-            if winner in winners[place : place + 2]
-            for k in range(low, high + 1)
-        }
-        asked.append((winner, sorted(near)))
-    return asked
