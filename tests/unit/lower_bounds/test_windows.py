@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.kernels.pairs import law_of_sum
-from dpmf.lower_bounds import _windows, lower_epsilon, lower_noise_multiplier
+from dpmf.lower_bounds import _windows, lower_delta, lower_epsilon, lower_noise_multiplier
 from dpmf.lower_bounds._windows import Windows
 from dpmf.numerics import UNIT
 
@@ -91,4 +91,5 @@ def test_searches_use_them() -> None:
     epsilon = lower_epsilon(gram, sigma, 1e-4, "remove")
     assert epsilon == pytest.approx(1.0, rel=0.01)
     windows = [Windows.of(gram, number, 1e-13) for number in (6, 8, 12, 17, 24)]
-    assert max(one.delta(0.999 * sigma, 1.0, "remove") for one in windows if one) > 1e-4
+    largest = max(one.delta(0.999 * sigma, 1.0, "remove") for one in windows if one)
+    assert 0.9e-4 < largest <= lower_delta(gram, 0.999 * sigma, 1.0, "remove")

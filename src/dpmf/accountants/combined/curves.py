@@ -41,8 +41,8 @@ def asked_where(
     """Which bound to ask at which points of a profile.
 
     Each point of a long grid is left to the bounds that win, as far as rough bounds can tell, at the probes around it:
-    any choice is sound. Later groups are not even made where earlier ones are at most about `exact` times the truth at
-    all probes.
+    any choice is sound. Later groups are not asked at probes where earlier ones are at most about `exact` times the
+    truth, and not even made where all are.
     """
     if len(epsilons) <= _TUNING.few_points or (len(groups) == 1 and len(groups[0]()) == 1):
         return [(bound, list(range(len(epsilons)))) for group in groups for bound in group()]
@@ -63,8 +63,11 @@ def asked_where(
     for group in groups:
         rows: list[tuple[PreparedAccountant, list[float]]] = [(bound, []) for bound in group()]
         for place, k in enumerate(probes):
+            settled = least[place][1] <= exact
             for bound, row in rows:
-                if place and least[place - 1][0] < _TUNING.small_delta:
+                if settled:
+                    found = (1.0, math.inf)  # nothing can be gained here
+                elif place and least[place - 1][0] < _TUNING.small_delta:
                     found = row[-1], least[place - 1][1]
                 else:
                     found = budget.attempt(partial(likely, bound, epsilons[order[k]]), (1.0, math.inf))

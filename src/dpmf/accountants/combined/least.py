@@ -244,11 +244,12 @@ class Least(PreparedAccountant):
         last = len(epsilons) - 1
         good: dict[int, float] = {}
 
-        def ask(groups: Sequence[Group]) -> None:
-            for bound, places in asked_where(groups, noise_multiplier, epsilons, direction, _TUNING.exact):
-                found = bound.deltas(noise_multiplier, [epsilons[k] for k in places], direction)
-                for k, value in zip(places, found, strict=True):
-                    best[k] = min(best[k], value)
+        def ask(groups: Sequence[Group], points: Sequence[int] = range(len(epsilons))) -> None:
+            some = [epsilons[k] for k in points]
+            for bound, places in asked_where(groups, noise_multiplier, some, direction, _TUNING.exact):
+                found = bound.deltas(noise_multiplier, [some[place] for place in places], direction)
+                for place, value in zip(places, found, strict=True):
+                    best[points[place]] = min(best[points[place]], value)
 
         def improve(bounds: Sequence[PreparedAccountant], _: _Lead) -> None:
             if self._stop is not None and not good:
@@ -258,7 +259,11 @@ class Least(PreparedAccountant):
 
         with budget.time_limit(self._time_budget):
             if self._stop is None and self.parts and not budget.limited():
-                ask(_groups(self.parts))  # there is time to compare all of them before any is asked everywhere
+                # There is time to compare all of them before any is asked everywhere.
+                seldom = [part for part in self.parts if part.name in self._seldom]
+                ask(_groups([part for part in self.parts if part not in seldom] or self.parts))
+                if seldom and (rare := [k for k, epsilon in enumerate(epsilons) if not _usual(epsilon, best[k])]):
+                    ask(_groups(seldom), rare)
             else:
                 self._run(improve, _Lead(), lambda: bool(good) and all(best[k] <= good[k] for k in good), self.parts)
         return best
