@@ -78,7 +78,7 @@ def own(mechanism: dpmf.Mechanism) -> dict[str, Accountant]:
     uncorrelated = _uncorrelated(mechanism)
     samples = 100_000 if mechanism.batching.batches_per_epoch < 1000 else 20_000
     tight: dict[str, Accountant] = {"lattice": Lattice()} if uncorrelated else {"chain": Chain()}
-    return tight | {
+    found: dict[str, Accountant] = tight | {
         "best (default)": Best(),
         "auto": Auto(),
         "cascade": Cascade(),
@@ -89,6 +89,7 @@ def own(mechanism: dpmf.Mechanism) -> dict[str, Accountant]:
         "gaussian": Gaussian(),
         f"monte-carlo, {samples:,} samples (estimate)": MonteCarlo(samples=samples),
     }
+    return {name: accountant for name, accountant in found.items() if accountant.suits(mechanism) is not None}
 
 
 def _uncorrelated(mechanism: dpmf.Mechanism) -> bool:

@@ -189,7 +189,7 @@ def verdict(results: Results) -> str:
     parts = [f"Of {met + missed} goals for `best`, {met} are met."]
     if missed:
         listed = (f"{name} ({ratio:.3f} at ε = {epsilon:g})" for name, (ratio, epsilon) in worst.items())
-        parts.append(f"{missed} are missed, with these at worst: {'; '.join(listed)}.")
+        parts.append(f"{missed} {'is' if missed == 1 else 'are'} missed: {'; '.join(listed)}.")
     if unknown:
         parts.append(f"{unknown} are not computed yet.")
     none_below = "No ratio of `best` is below 1 by more than four standard errors of the sampled truth."
