@@ -302,11 +302,16 @@ def growth_picture(data: Data) -> Any:
     kinds = list(dict.fromkeys(row["grows"] for row in rows))
     figure, axes = _axes(math.ceil(len(kinds) / 3), 3)
     looks = _looks(list(dict.fromkeys(row["accountant"] for row in rows)))
+    looks |= {"best, calibration": {"color": "black", "marker": "o", "markersize": 7, "markerfacecolor": "none"}}
     labels: dict[str, Any] = {}
     for ax, grows in zip(axes, kinds, strict=False):
         for row in (r for r in rows if r["grows"] == grows):
             [labels[row["accountant"]]] = ax.plot(row["x"], row["seconds"], **looks[row["accountant"]], linewidth=1)
         ax.set(xscale="log", yscale="log", xlabel=grows, ylabel="seconds of one core")
+        low, high = ax.get_ylim()
+        if high < 30 * low:  # little growth should look like little
+            middle = math.sqrt(low * high)
+            ax.set_ylim(middle / 10, middle * 10)
         widest = max((r["x"] for r in rows if r["grows"] == grows), key=lambda x: x[-1] / x[0])
         if widest[-1] < 100 * widest[0]:  # the logarithmic axis would write the numbers between the decades, too
             ax.set_xticks(widest, [f"{x:g}" for x in widest])

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))  # where `evidence` is
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n*(?:^```text\n(.*?)^```)?", flags=re.DOTALL | re.MULTILINE)
 
 COMMANDS = {"dpmf ": "dpmf.cli", "python -m evidence ": "evidence.cli"}
