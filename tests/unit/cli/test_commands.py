@@ -317,6 +317,8 @@ def test_sizes_stand_for_batches_and_what_was_derived_is_said() -> None:
         (["--epochs", "2", "--batches-per-epoch", "4", "--batch-size", "2"], "--batches-per-epoch must be left out"),
         (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "shuffled"], "--batching must be one of"),
         (["--epochs", "2", "--batches-per-epoch", "4", "--gap", "2"], "--gap applies only"),
+        (["--epochs", "2", "--batches-per-epoch", "3", "--batching", "reshuffled", "--stride", "0"],
+         "--stride must be at least 1"),
         (["--epochs", "2", "--batches-per-epoch", "4", "--batching", "cyclic", "--stride", "3"],
          "--stride must be a divisor of --batches-per-epoch = 4"),
         (["--epochs", "3", "--batches-per-epoch", "4", "--batching", "reshuffled", "--rethrow-every", "2"],
