@@ -8,6 +8,8 @@ from itertools import combinations, product
 
 from flint import arb, fmpq
 
+from dpmf.accountants.moments._given_mean import Shape
+
 
 def exact(value: float | Fraction | int) -> arb:
     """A number that double precision or a fraction has exactly."""
@@ -32,6 +34,16 @@ def moments_of_sum(covariance: list[list[arb]], terms: list[arb]) -> tuple[arb, 
         raw.append(value)
     central = [sum((math.comb(n, k) * raw[k] * (-1) ** (n - k) for k in range(n + 1)), arb(0)) for n in range(5)]
     return total / len(terms), central
+
+
+def within(shape: Shape, mean: arb, central: list[arb]) -> arb:
+    """Check that what is known of a sum contains its moments, as `moments_of_sum` gives them; the fourth, scaled."""
+    assert abs(mean / shape.mean - 1) <= shape.error
+    second, third, fourth = (central[n] / exact(shape.deviation) ** n for n in (2, 3, 4))
+    assert abs(second - 1) <= shape.errors[1]
+    assert abs(third - shape.skewness) <= shape.errors[2]
+    assert fourth <= shape.kurtosis
+    return fourth
 
 
 def upper_tail(z: arb) -> arb:
