@@ -25,7 +25,8 @@ def main(names: list[str]) -> None:
         for name in names or NAMES:
             importlib.import_module(f"benchmarks.{name}").main()
     except KeyboardInterrupt:
-        print("benchmarks: interrupted; seconds are measured in one run, so it begins anew", file=sys.stderr)
+        kept = "what `batchings` was answered is kept; all others are measured in one run, and begin anew"
+        print(f"benchmarks: interrupted; {kept}", file=sys.stderr)
         sys.exit(130)
 
 

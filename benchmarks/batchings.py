@@ -6,8 +6,14 @@ Everybody is asked for the least σ at (ε, 10⁻⁵), k = 10 and b = 100. What 
 root mean square of the row norms of A·C⁻¹, for prefix sums A and everybody's own C: σ alone cannot be compared between
 different C. "Guarantee" is "proved", or the probability with which a bound by sampling fails. b-min-sep sampling (a
 record rests for the bandwidth of C after each use) has no proved bound anywhere: what is proved beside it is dpmf's
-design. opake's answers come within half a percent of ε, and those that take longer than five minutes are left
-out. Seconds are those of the processor for the whole calibration, on one thread.
+design. opake stops at an ε at most half a percent below the one asked for, and is told where to look, which
+spares it time: within a tenth of dpmf's σ. Seconds are those of the processor for the whole calibration, on one thread.
+
+A question to opake takes minutes, so opake is asked first, has ten minutes of the processor for each, and every answer
+is kept as it comes in benchmarks-output/batchings.jsonl: the same command goes on after an interrupt or a kill, and
+asks only what is missing. What opake answered is also kept in docs/data/benchmarks.json, whatever our own code has
+become since; our own answers are those of the code there is. `python -m benchmarks.batchings opake` asks opake only,
+and `python -m benchmarks.batchings ours` leaves opake alone: a row that has no answer yet says so.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,13 +32,21 @@ from rich.table import Table
 
 import dpmf
 from benchmarks import _page, peers
+from benchmarks._journal import PLACE, Answer, Journal
+from evidence import fingerprint
+from evidence.machine import machine
 
 DELTA = 1e-5
-EPSILONS = (1.0, 4.0, 8.0)
 EPOCHS, BINS = 10, 100
-BANDWIDTHS = (4, 10, 20)  # of optimised banded matrices, under cyclic Poisson and b-min-sep sampling
+# ε, and the bandwidth of optimised banded matrices under cyclic Poisson and b-min-sep sampling: of the divisors of b
+# from 2 to 50, the one with the least error under cyclic Poisson sampling by dpmf.
+BANDWIDTHS = {1.0: 5, 4.0: 20, 8.0: 25}
 DESIGN_SECONDS = 240.0
-SECONDS = 300.0  # after which opake's answer to a question is left out
+SECONDS = 600.0  # of the processor, for one question to opake
+TOLERANCE = 5e-3  # relative, of opake's ε
+WITHIN = 1.1  # the factor around dpmf's σ within which opake looks for its own, for the same mechanism
+WITHIN_OTHER = 1.6  # the same for b-min-sep sampling, around dpmf's σ for cyclic Poisson sampling
+JOURNAL = PLACE / "batchings.jsonl"
 
 OPAKE = """
 import json, math, sys, time
@@ -62,7 +77,8 @@ def process(sigma):
 column = [1.0] if asked["strategy"] == "dpsgd" else strategy.coefficients(n_steps=n).tolist()
 began = time.process_time()
 found = calibration.calibrate(
-    calibration.epsilon_budget(asked["epsilon"], delta=asked["delta"]), process, *asked["between"], tolerance=5e-3
+    calibration.epsilon_budget(asked["epsilon"], delta=asked["delta"]), process, *asked["between"],
+    tolerance=asked["tolerance"],
 )
 took = time.process_time() - began
 print(json.dumps({
@@ -72,15 +88,31 @@ print(json.dumps({
 """
 
 
-def opake(kind: str, strategy: str, bands: int, *, mechanism: dpmf.Mechanism, epsilon: float) -> dict[str, Any]:
-    """σ by opake, which is looked for within a factor of 1.6 around dpmf's for a mechanism like it, and its C."""
-    near, _ = _calibrated(mechanism, epsilon)
-    asked = {"kind": kind, "strategy": strategy, "bands": bands, "epsilon": epsilon, "delta": DELTA, "epochs": EPOCHS,
-             "bins": BINS, "between": [near / 1.6, near * 1.6]}  # fmt: skip
-    answer = peers.run("opake", OPAKE, asked, SECONDS)
-    guarantee = f"fails with probability {answer['failure']:.0e}" if answer["sampled"] else "proved"
-    column = np.trim_zeros(np.array(answer["column"]), "b")
-    return {"sigma": answer["sigma"], "seconds": answer["seconds"], "guarantee": guarantee, "column": column}
+Made = Callable[[], dpmf.Mechanism]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row of the table. Coefficients are optimised when the answer is asked for."""
+
+    batching: str
+    who: str
+    epsilon: float
+    ask: Callable[[], Answer]
+    asked: dict[str, Any]  # what the answer depends on, besides who answers
+    by: str
+    limit: float | None = None  # seconds of the processor
+
+
+def opake(asked: dict[str, Any], made: Made) -> Answer:
+    """σ by opake, which is looked for around dpmf's for a mechanism like it, and its C."""
+    near, _ = _calibrated(made(), asked["epsilon"])
+    between = [near / asked["within"], near * asked["within"]]
+    said = peers.run("opake", OPAKE, asked | {"between": between}, SECONDS)
+    guarantee = f"fails with probability {said['failure']:.0e}" if said["sampled"] else "proved"
+    column = np.trim_zeros(np.array(said["column"]), "b").tolist()
+    return {"sigma": said["sigma"], "seconds": said["seconds"], "guarantee": guarantee, "column": column,
+            "machine": machine().rpartition(", Python")[0]}  # fmt: skip
 
 
 @functools.cache
@@ -94,12 +126,13 @@ def _calibrated(mechanism: dpmf.Mechanism, epsilon: float) -> tuple[float, float
     return found.noise_multiplier, time.process_time() - began
 
 
-def ours(*, mechanism: dpmf.Mechanism, epsilon: float) -> dict[str, Any]:
+def ours(made: Made, epsilon: float) -> Answer:
+    mechanism = made()
     sigma, took = _calibrated(mechanism, epsilon)
-    return {"sigma": sigma, "seconds": took, "guarantee": "proved", "column": _column(mechanism)}
+    return {"sigma": sigma, "seconds": took, "guarantee": "proved", "column": _column(mechanism).tolist()}
 
 
-def designed(epsilon: float) -> dict[str, Any]:
+def designed(epsilon: float) -> Answer:
     """The mechanism that dpmf itself chooses, among all its batchings."""
     began = time.process_time()
     found = dpmf.design(
@@ -110,11 +143,11 @@ def designed(epsilon: float) -> dict[str, Any]:
             "note": best.mechanism.name}  # fmt: skip
 
 
-def poisson_pld(*, mechanism: dpmf.Mechanism, bands: int, epsilon: float) -> dict[str, Any]:
+def poisson_pld(made: Made, bands: int, epsilon: float) -> Answer:
     """Cyclic Poisson sampling by dp_accounting, as jax-privacy accounts for its banded matrices."""
     from dp_accounting import dp_event, mechanism_calibration, pld
 
-    column = _column(mechanism)
+    column = _column(made())
     norm = float(np.linalg.norm(column))
 
     def event(sigma: float) -> Any:
@@ -126,39 +159,46 @@ def poisson_pld(*, mechanism: dpmf.Mechanism, bands: int, epsilon: float) -> dic
         lambda: pld.PLDAccountant(value_discretization_interval=1e-3), event, epsilon, DELTA,
         mechanism_calibration.ExplicitBracketInterval(0.1, 100.0), tol=1e-3,
     )  # fmt: skip
-    return {"sigma": sigma, "seconds": time.process_time() - began, "guarantee": "proved", "column": column}
+    return {"sigma": sigma, "seconds": time.process_time() - began, "guarantee": "proved", "column": column.tolist()}
 
 
-Asked = tuple[str, str, Callable[[], dict[str, Any]]]
-
-
-Made = Callable[[], dpmf.Mechanism]
-
-
-def questions(epsilon: float) -> list[Asked]:
-    """(batching, who, how to get the answer). Coefficients are optimised when an answer is asked for."""
+def questions(epsilon: float) -> list[Question]:
     s, bins, again = dpmf.strategies, dpmf.BallsInBins(EPOCHS, BINS), dpmf.reshuffled(EPOCHS, BINS)
-    same: list[tuple[str, str, Made, tuple[str, int]]] = [
-        ("fixed", "DP-SGD", lambda: dpmf.Mechanism(s.dpsgd(), bins), ("dpsgd", 1)),
-        ("fixed", "BSR(p=4)", lambda: dpmf.Mechanism(s.bsr(4), bins), ("bsr", 4)),
-        ("reshuffled", "DP-SGD", lambda: dpmf.Mechanism(s.dpsgd(), again), ("dpsgd", 1)),
+    p = BANDWIDTHS[epsilon]
+    cyclic, banded = functools.partial(_cyclic, p), f"BandMF(p={p})"
+    same: list[tuple[str, str, Made, str, int]] = [
+        ("fixed", "DP-SGD", lambda: dpmf.Mechanism(s.dpsgd(), bins), "dpsgd", 1),
+        ("fixed", "BSR(p=4)", lambda: dpmf.Mechanism(s.bsr(4), bins), "bsr", 4),
+        ("reshuffled", "DP-SGD", lambda: dpmf.Mechanism(s.dpsgd(), again), "dpsgd", 1),
+        ("cyclic Poisson", banded, cyclic, "bandmf", p),
     ]
-    same += [("cyclic Poisson", f"BandMF(p={p})", functools.partial(_cyclic, p), ("bandmf", p)) for p in BANDWIDTHS]
-    asked: list[Asked] = []
-    for batching, name, made, (strategy, p) in same:
-        asked.append((batching, f"dpmf, {name}", functools.partial(_asked, ours, made, epsilon)))
+    asked = []
+    for batching, name, made, strategy, bands in same:
+        asked.append(_of_us(batching, f"dpmf, {name}", epsilon, functools.partial(ours, made, epsilon)))
         if batching == "cyclic Poisson":
-            pld = functools.partial(poisson_pld, bands=p)
-            asked.append((batching, f"dp_accounting, {name}", functools.partial(_asked, pld, made, epsilon)))
-        for kind in ("cyclic Poisson", "b-min-sep") if strategy == "bandmf" else (batching,):
-            theirs = functools.partial(opake, kind, strategy, p)
-            asked.append((kind, f"opake, {name}", functools.partial(_asked, theirs, made, epsilon)))
-    asked.append(("any", "dpmf, its design", lambda: designed(epsilon)))
+            pld = functools.partial(poisson_pld, made, bands, epsilon)
+            asked.append(_of_us(batching, f"dp_accounting, {name}", epsilon, pld))
+        asked.append(_of_opake(batching, name, epsilon, made, strategy, bands))
+    asked.append(_of_opake("b-min-sep", banded, epsilon, cyclic, "bandmf", p))
+    asked.append(_of_us("any", "dpmf, its design", epsilon, functools.partial(designed, epsilon)))
     return asked
 
 
-def _asked(how: Callable[..., dict[str, Any]], made: Made, epsilon: float) -> dict[str, Any]:
-    return how(mechanism=made(), epsilon=epsilon)
+def _setting(epsilon: float) -> dict[str, Any]:
+    return {"epsilon": epsilon, "delta": DELTA, "epochs": EPOCHS, "bins": BINS}
+
+
+def _of_us(batching: str, who: str, epsilon: float, ask: Callable[[], Answer]) -> Question:
+    asked = {"batching": batching, "who": who} | _setting(epsilon)
+    return Question(batching, who, epsilon, ask, asked, f"dpmf {dpmf.__version__}+{fingerprint.package()}")
+
+
+def _of_opake(batching: str, name: str, epsilon: float, made: Made, strategy: str, bands: int) -> Question:
+    within = WITHIN_OTHER if batching == "b-min-sep" else WITHIN
+    asked = {"kind": batching, "strategy": strategy, "bands": bands, "tolerance": TOLERANCE, "within": within}
+    asked |= _setting(epsilon)
+    ask = functools.partial(opake, asked, made)
+    return Question(batching, f"opake, {name}", epsilon, ask, asked, f"opake {peers.OPAKE_VERSION}", SECONDS)
 
 
 @functools.cache
@@ -177,39 +217,72 @@ def error(column: Any, sigma: float) -> float:
     return float(dpmf.workloads.error(mechanism, sigma, dpmf.workloads.prefix()).root_mean_square)
 
 
-def measure() -> list[dict[str, Any]]:
-    rows = []
-    for epsilon in EPSILONS:
-        for batching, who, run in questions(epsilon):
-            try:
-                found = run()
-            except ImportError as missing:
-                print(f"{batching}: {who} is left out: {missing}", file=sys.stderr)
-                continue
-            column = found.pop("column", None)
-            if column is not None:
-                found["error"] = error(column, found["sigma"])
-            rows.append({"batching": batching, "who": who, "epsilon": epsilon} | found)
-            print(rows[-1], flush=True)
-    return rows
+def answer(question: Question, journal: Journal, asking: bool = True) -> Answer:
+    """From the journal, or asked for and written down; what took too long is an answer, too."""
+    found = journal.find(question.asked, question.by)
+    if found is not None and found.get("limit", math.inf) >= (question.limit or 0.0):
+        return found
+    if not asking:
+        return {"guarantee": "not asked yet"}
+    try:
+        found = question.ask()
+    except peers.NoAnswerError:
+        found = {"guarantee": f"no answer within {question.limit:g} s", "limit": question.limit}
+    journal.add(question.asked, question.by, found)
+    return found
 
 
-def main() -> None:
+def measure(journal: Journal, *, whom: str = "all") -> list[dict[str, Any]]:
+    """The rows, in the order of the table. opake is asked first, or alone ("opake"), or not at all ("ours")."""
+    asked = [question for epsilon in BANDWIDTHS for question in questions(epsilon)]
+    asked = [question for question in asked if whom != "opake" or question.limit is not None]
+    rows: dict[int, dict[str, Any]] = {}
+    for place, question in sorted(enumerate(asked), key=lambda item: item[1].limit is None):
+        about = {"batching": question.batching, "who": question.who, "epsilon": question.epsilon}
+        try:
+            found = answer(question, journal, whom != "ours" or question.limit is None)
+        except ImportError as missing:
+            print(f"{question.batching}: {question.who} is left out: {missing}", file=sys.stderr)
+            continue
+        if "column" in found:
+            found = {"error": error(found["column"], found["sigma"])} | found
+        if question.limit is None:
+            found.pop("column", None)
+        elif len(found) > 1:  # an answer: enough to know it again
+            found = found | {"asked": question.asked, "by": question.by}
+        rows[place] = about | found
+        said = f"σ = {found['sigma']:.5g}, {found['seconds']:.0f} s" if "sigma" in found else found["guarantee"]
+        print(f"ε = {question.epsilon:g}, {question.batching}: {question.who}: {said}", flush=True)
+    return [rows[place] for place in sorted(rows)]
+
+
+def known() -> Journal:
+    """What is in the journal, and what opake answered according to the page's data."""
+    journal = Journal(JOURNAL)
+    for row in _page.load().get("batchings", {}).get("rows", []):
+        if "asked" in row and journal.find(row["asked"], row["by"]) is None:
+            apart = {"batching", "who", "epsilon", "error", "asked", "by"}
+            journal.learn(row["asked"], row["by"], {key: v for key, v in row.items() if key not in apart})
+    return journal
+
+
+def main(whom: str = "all") -> None:
+    if whom == "opake":
+        measure(known(), whom=whom)
+        return
     with _page.measured("batchings") as found:
-        found |= {"peers": {"opake": _version()}, "rows": (rows := measure())}
+        found |= {"rows": (rows := measure(known(), whom=whom))}
+        if any("asked" in row for row in rows):
+            found["peers"] = {"opake": peers.OPAKE_VERSION}
     table = Table("batching", "who", "ε", "σ", "error", "guarantee", "seconds")
     for row in rows:
-        numbers = (f"{row[key]:.4g}" for key in ("epsilon", "sigma", "error"))
-        table.add_row(row["batching"], row["who"], *numbers, row["guarantee"], f"{row['seconds']:.3g}")
+        numbers = (f"{row[key]:.4g}" if key in row else "" for key in ("epsilon", "sigma", "error"))
+        seconds = f"{row['seconds']:.3g}" if "seconds" in row else ""
+        table.add_row(row["batching"], row["who"], *numbers, row["guarantee"], seconds)
     Console(width=130).print(table)
 
 
-def _version() -> str:
-    try:
-        return peers.version("opake")
-    except ImportError as missing:
-        return f"left out ({missing})"
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] not in ([], ["opake"], ["ours"]):
+        sys.exit(f"benchmarks.batchings: opake, ours or nothing, got {' '.join(sys.argv[1:])}")
+    main(*sys.argv[1:])

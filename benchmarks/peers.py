@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +15,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # random-allocation caps numpy below what we use, and does not declare its need of pandas. opake cannot be imported on
 # Python 3.11 and 3.12, and brings a torch of its own, of several gigabytes.
-REQUIREMENTS = {"random-allocation": ["random-allocation", "pandas"], "opake": ["opake[dpftrl]==0.16.1"]}
+OPAKE_VERSION = "0.16.1"
+REQUIREMENTS = {"random-allocation": ["random-allocation", "pandas"], "opake": [f"opake[dpftrl]=={OPAKE_VERSION}"]}
 PYTHONS = {"opake": (3, 13)}
 
 
 class PeerMissingError(ImportError):
     """A peer's environment cannot be made or does not work; the message is one line."""
+
+
+class NoAnswerError(PeerMissingError):
+    """A peer works, but has not answered within its time."""
 
 
 def _last_line(error: subprocess.CalledProcessError) -> str:
@@ -60,15 +67,28 @@ def _python(peer: str) -> Path:
     return python
 
 
+# A process that waits uses no processor: this many times its seconds by the clock, and it is stopped all the same.
+PATIENCE = 6
+_LIMITED = "import resource as _r; _r.setrlimit(_r.RLIMIT_CPU, ({0}, {0} + 5))\n"
+
+
 def run(peer: str, program: str, argument: Any, seconds: float | None = None) -> Any:
-    """What `program` prints as JSON, given `argument` as JSON, in the peer's own environment, within some seconds."""
+    """What `program` prints as JSON, given `argument` as JSON, in the peer's own environment.
+
+    `seconds` are those of the processor, so that other work on the machine takes nothing from the peer.
+    """
+    if seconds is not None:
+        program = _LIMITED.format(math.ceil(seconds)) + program
     command = [_python(peer), "-c", program, json.dumps(argument)]
+    clock = None if seconds is None else PATIENCE * seconds
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=clock)
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise PeerMissingError(f"{peer} has no answer within {seconds:g} s") from None
+        raise NoAnswerError(f"{peer} has no answer within {seconds:g} s") from None
     except subprocess.CalledProcessError as error:
+        if seconds is not None and error.returncode == -signal.SIGXCPU:
+            raise NoAnswerError(f"{peer} has no answer within {seconds:g} s") from None
         raise PeerMissingError(f"{peer} does not work in .venv-{peer}: {_last_line(error)}") from None
     except (OSError, ValueError, IndexError) as error:
         raise PeerMissingError(f"{peer} does not work in .venv-{peer}: {error}") from None

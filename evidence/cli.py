@@ -26,18 +26,24 @@ app = typer.Typer(
     "checkout; interrupt it at any moment, and it goes on where it stopped.",
 )
 
-_PAGES = "results, tightness, batchings, mechanisms, accountants"
+_PAGES = "results, tightness, batchings, mechanisms, accountants, training"
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...", help="Pages (results, tightness, batchings, accountants), figures, claims; all if none."
+        metavar="[NAME]...",
+        help="Pages (results, tightness, batchings, mechanisms, accountants, training), figures, claims; all if none.",
     ),
 ]
 PageNames = Annotated[list[str], typer.Argument(metavar="PAGE...", help=f"Pages: {_PAGES}.")]
 PageName = Annotated[str, typer.Argument(metavar="PAGE", help=f"A page: {_PAGES}.")]
 Only = Annotated[str | None, typer.Option(help="Only cells with this text in their name, such as bsr4 or monte-carlo.")]
 Database = Annotated[Path, typer.Option(help="Where results are kept.")]
-Full = Annotated[bool, typer.Option("--full", help="The paper's own grids for its figures: hours, not minutes.")]
+Full = Annotated[
+    bool,
+    typer.Option(
+        "--full", help="The paper's own grids for its figures: hours, not minutes. Mechanisms that were not trained."
+    ),
+]
 Data = Annotated[Path | None, typer.Option(help="Exported numbers (.json) instead of the database.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Compute again even what this code has computed.")]
 Jobs = Annotated[int, typer.Option(help="Processes; -1: one for each core.")]

@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 
 import dpmf
 from dpmf import lower_bounds as lower
-from dpmf.accountants import Accountant, Conditional, Renyi
+from dpmf.accountants import Accountant, Chain, Conditional, Renyi
 from dpmf.accountants.protocol import PreparedAccountant
 from evidence.machine import machine as this_machine
 from evidence.spec import accountant_of, mechanism_of
@@ -63,6 +63,79 @@ def sigma(
         "accountant": how.get("accountant", found.accountant),
         "seconds": time.process_time() - began,
     }
+
+
+_CLOSE = 1.002  # σ proved over σ of the runs, up to which a finer bound is worth a try
+
+
+def trained(
+    *, setting: str, name: str, mechanism: Plain, accountant: Plain, epsilon: float, delta: float, sigma: float,
+    period: int = 1,
+) -> Result:  # fmt: skip
+    """The σ that is proved for a mechanism, beside the one that runs of it were trained with.
+
+    The runs keep their guarantee if theirs is no less. A calibration ends a little above the least σ that can be
+    proved, so if theirs is less by a hair, δ is bounded there, by finer accountants if need be. If that is not enough,
+    the ε that holds is found.
+    """
+    began = time.process_time()
+    if accountant["name"] == "dp_accounting":
+        now, at = _poisson_pld(mechanism, period, epsilon, delta, sigma)
+        by = "dp_accounting"
+    else:
+        _compile(accountant["name"])
+        target, which = _named(mechanism), accountant_of(accountant)
+        now = dpmf.calibrate(target, target_epsilon=epsilon, target_delta=delta, accountant=which).noise_multiplier
+        at, by = epsilon, accountant["name"]
+        if now > sigma:
+            at, by = _proved_at(target, which, epsilon, delta, sigma, close=now <= _CLOSE * sigma)
+    return {
+        "sigma": now,
+        "trained": sigma,
+        "holds": at <= epsilon,
+        "epsilon": at if math.isfinite(at) else None,  # proved at the σ of the runs
+        "by": by,
+        "seconds": time.process_time() - began,
+    }
+
+
+def _proved_at(
+    mechanism: dpmf.Mechanism, which: Accountant, epsilon: float, delta: float, sigma: float, *, close: bool
+) -> tuple[float, str]:
+    """The ε that is proved at σ, no less than the one given, and by whom."""
+    batching = mechanism.batching
+    sampled = isinstance(batching, dpmf.Poisson)
+    for finer in ((which,) if sampled else (which, Chain(discretisation_loss=1e-3))) if close else ():
+        if dpmf.delta(mechanism, noise_multiplier=sigma, epsilon=epsilon, accountant=finer).delta <= delta:
+            return epsilon, finer.name if finer is which else "chain, finer"
+    if close and isinstance(batching, dpmf.Poisson) and batching.period == 1:
+        plain = {"epochs": batching.epochs, "batches": batching.batches_per_epoch}
+        if _poisson_pld(plain, 1, epsilon, delta, sigma)[1] <= epsilon:
+            return epsilon, "dp_accounting"
+    return dpmf.epsilon(mechanism, noise_multiplier=sigma, delta=delta, accountant=which).epsilon, which.name
+
+
+def _poisson_pld(mechanism: Plain, period: int, epsilon: float, delta: float, sigma: float) -> tuple[float, float]:
+    """σ for (ε, δ), and ε at `sigma`, by dp_accounting: cyclic Poisson sampling of any period, C of no more bands."""
+    from dp_accounting import dp_event, mechanism_calibration, pld
+
+    column = mechanism.get("coefficients", [1.0])
+    if len(column) > period:
+        raise ValueError(f"period must be at least the bandwidth of C, {len(column)}, got {period}")
+    norm = math.hypot(*column) * (1 + 1e-12)
+    steps, rate = math.ceil(mechanism["epochs"] * mechanism["batches"] / period), period / mechanism["batches"]
+
+    def event(noise: float) -> Any:
+        return dp_event.SelfComposedDpEvent(
+            dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise / norm)), steps
+        )
+
+    found = mechanism_calibration.calibrate_dp_mechanism(
+        pld.PLDAccountant, event, epsilon, delta,
+        mechanism_calibration.ExplicitBracketInterval(sigma / 2, 2 * sigma), tol=1e-5 * sigma,
+    )  # fmt: skip
+    there = epsilon if found <= sigma else float(pld.PLDAccountant().compose(event(sigma)).get_epsilon(delta))
+    return float(found), there
 
 
 def sigma_sampled(*, mechanism: Plain, accountant: Plain, epsilon: float, delta: float) -> Result:
@@ -337,7 +410,7 @@ def design(
 QUANTITIES: dict[str, Callable[..., Result]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        sigma, sigma_sampled, sigma_lower, epsilon, estimate, profile, profile_lower, gram, seconds, renyi_seconds,
-        peer_renyi_seconds, divergence, hazard, ternary_loss, design,
+        sigma, trained, sigma_sampled, sigma_lower, epsilon, estimate, profile, profile_lower, gram, seconds,
+        renyi_seconds, peer_renyi_seconds, divergence, hazard, ternary_loss, design,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import study
 import study_runs
+from scipy.signal import lfilter
 
 from dpmf import workloads
 
@@ -49,10 +50,14 @@ def place(name: str) -> tuple[int, int, float]:
 
 
 def errors(mechanism: dict[str, Any]) -> dict[float, float]:
-    """The predicted error for each memory: the deviation of the noise in the model, over all iterations."""
-    column = study_runs.noising_column(mechanism)
-    named = {m: workloads.prefix() if math.isinf(m) else workloads.damped(m) for m in MEMORIES}
-    return {m: mechanism["sigma"] * math.sqrt(work.squared_rows(column).mean()) for m, work in named.items()}
+    """The predicted error for each memory: the deviation of the noise in the model, over all steps."""
+    rows = study_runs.noise_rows(mechanism).astype(np.float64)
+    found = {}
+    for memory in MEMORIES:
+        workload = workloads.prefix() if math.isinf(memory) else workloads.damped(memory)
+        in_model = lfilter([1.0], [1.0, -workload.kept], rows, axis=0)
+        found[memory] = mechanism["sigma"] * math.sqrt(float(np.sum(in_model**2)) / len(rows))
+    return found
 
 
 @dataclass

@@ -1,9 +1,8 @@
 """Training runs of `study.py`: the batches and the noise of a mechanism, on CIFAR-10 and on handwritten digits.
 
 A mechanism is a dictionary, as docs/data/cifar10-study-mechanisms.json holds them. Batches follow its batching; noise
-is σ · clipping norm · C⁻¹Z with the strategy as given. The rows of a gap between two throws are added to the model with
-the last batch before the gap. Its entry `optimizer`, if there is one, names what takes the place of plain SGD. On the
-CPU a seed determines a run.
+is σ · clipping norm · C⁻¹Z with the strategy as given, and is settled in the gaps between throws. Its entry
+`optimizer`, if there is one, names what takes the place of plain SGD. On the CPU a seed determines a run.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import cifar10_data
 import cifar10_grid
 import numpy as np
 import torch
+
+from dpmf.strategies.settling import settle
 
 Mechanism = dict[str, Any]
 Array = np.ndarray
@@ -50,8 +51,9 @@ def batches(mechanism: Mechanism, records: int, seed: int) -> list[Array]:
 
 
 def noising_column(mechanism: Mechanism) -> Array:
-    """The first column of C⁻¹, for all iterations with those of the gaps."""
-    n = mechanism["epochs"] * mechanism["batches"] + (mechanism["epochs"] - 1) * mechanism.get("gap", 0)
+    """The first column of C⁻¹, as far as a step's noise reaches back."""
+    epochs, b, gap = mechanism["epochs"], mechanism["batches"], mechanism.get("gap", 0)
+    n = b + gap if gap else epochs * b
     column = np.zeros(n)
     if "inverse" in mechanism:
         given = np.array(mechanism["inverse"][:n])
@@ -67,12 +69,11 @@ def noising_column(mechanism: Mechanism) -> Array:
 
 def noise_rows(mechanism: Mechanism) -> Array:
     """The matrix that maps independent normals to the noise of the batches, for σ and clipping norm 1."""
-    epochs, b, gap = mechanism["epochs"], mechanism["batches"], mechanism.get("gap", 0)
     column = noising_column(mechanism)
+    if gap := mechanism.get("gap", 0):
+        return settle(column, mechanism["batches"], gap).decoder(mechanism["epochs"]).astype(np.float32)
     places = np.arange(len(column))[:, None] - np.arange(len(column))[None, :]
-    inverse = np.where(places >= 0, column[places.clip(min=0)], 0.0)
-    starts = (np.arange(epochs)[:, None] * (b + gap) + np.arange(b)).ravel()
-    return np.add.reduceat(inverse, starts, axis=0).astype(np.float32)
+    return np.where(places >= 0, column[places.clip(min=0)], 0.0).astype(np.float32)
 
 
 class Optimizer:

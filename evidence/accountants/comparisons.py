@@ -33,8 +33,8 @@ def _direction_finding(found: Found) -> str:
         return f"at ε = {', '.join(at)}" if at else "at no ε shown"
 
     return (
-        f"DP-SGD, one epoch of 1000 batches: the add direction decides Rényi's σ {add_decides('renyi')}. By the "
-        f"lattice, which is close to the truth, it decides {add_decides('lattice')}."
+        f"DP-SGD, one epoch of 1000 batches: the add direction has the larger σ by Rényi {add_decides('renyi')}. By "
+        f"the lattice, which is close to the truth, it has {add_decides('lattice')}."
     )
 
 

@@ -53,7 +53,7 @@ class _Question:
     ) -> None:
         if not isinstance(mechanism, Mechanism):
             raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-        self.directions = directions_of(validation.choice("direction", direction, RELATIONS))
+        self.relation = directions_of(validation.choice("direction", direction, RELATIONS))
         self._mechanism, self._relation = mechanism, direction
         self._with_lower = validation.flag("with_lower", with_lower)
         self._seconds = None if time_budget is None else validation.positive("time_budget", time_budget)
@@ -81,6 +81,20 @@ class _Question:
             yield source
             self.late = deadline.passed or memory.passed
 
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions to ask about: removing a record is never better than adding one, so its bounds serve both.
+
+        Estimates are made in each direction.
+        """
+        return self.relation[:1] if self.kind == "bound" else self.relation
+
+    def both(self, found: dict[Direction, Evaluation]) -> dict[Direction, Evaluation]:
+        """The answers in all directions that the relation has."""
+        bound = found[self.relation[0]]
+        decided = Evaluation(bound.value, {"bounded_by": self.relation[0]})
+        return {way: found.get(way, decided) for way in self.relation}
+
     def lower(self, bound: Callable[[], T]) -> T | None:
         """Certified lower bounds, where they were asked for."""
         if not self._with_lower:
@@ -98,7 +112,7 @@ class _Question:
             "direction": self._relation,
             "binding": binding,
             "accountant": self.name,
-            "details": {way: {"value": e.value, **e.details, **late} for way, e in found.items()},
+            "details": {way: {"value": e.value, **e.details, **late} for way, e in self.both(found).items()},
             "lower": lower,
             **numbers,
             **({} if self.kind == "bound" else {"kind": self.kind}),
@@ -132,8 +146,9 @@ def delta(
     Returns:
       A `PrivacyBound`, or an `Estimate` from an accountant that samples.
 
-    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
-    accountant that samples gives an `Estimate` instead, which guarantees nothing.
+    **Formal guarantees.** The accountant bounds the direction asked for from above. For "both" it bounds that of
+    removing a record, which is at least the other one at every ε ≥ 0 (docs/theory/gram-domination.md, "Removing
+    decides"). An accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     sigma = mechanism.checked_noise(noise_multiplier)
@@ -173,8 +188,9 @@ def epsilon(
     Returns:
       A `PrivacyBound`, or an `Estimate` from an accountant that samples.
 
-    **Formal guarantees.** The accountant bounds each direction from above; for "both" the larger bound is reported. An
-    accountant that samples gives an `Estimate` instead, which guarantees nothing.
+    **Formal guarantees.** The accountant bounds the direction asked for from above. For "both" it bounds that of
+    removing a record, which is at least the other one at every ε ≥ 0 (docs/theory/gram-domination.md, "Removing
+    decides"). An accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     sigma = mechanism.checked_noise(noise_multiplier)
@@ -234,9 +250,9 @@ def profile(
         if grid is None:
             top = max(source.epsilon(sigma, 1e-8, one_way).value for one_way in question.directions)
             grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
-        by_direction: dict[str, np.ndarray] = {
-            one_way: np.asarray(source.deltas(sigma, grid.tolist(), one_way)) for one_way in question.directions
-        }
+        found = {way: np.asarray(source.deltas(sigma, grid.tolist(), way)) for way in question.directions}
+    first = found[question.directions[0]]
+    by_direction: dict[str, np.ndarray] = {way: found.get(way, first) for way in question.relation}
     deltas = np.max(list(by_direction.values()), axis=0)
     points = grid.tolist()
     below = question.lower(lambda: np.array([lower_bounds.lower_delta(mechanism, sigma, e, direction) for e in points]))
@@ -288,8 +304,8 @@ def calibrate(
     Raises:
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.
 
-    **Formal guarantees.** In every direction asked for, the accountant's bound was evaluated at the noise multiplier
-    returned and met the target.
+    **Formal guarantees.** The accountant's bound was evaluated at the noise multiplier returned and met the target, in
+    the direction asked for; for "both", when a record is removed, which bounds the other direction, too.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     epsilon = validation.positive("target_epsilon", target_epsilon)
@@ -355,11 +371,12 @@ def noise_near(
     Raises:
       CalibrationError: no noise multiplier was found in time.
 
-    **Formal guarantees.** In both directions, a bound of the cascade, the moments or the chain accountant was evaluated
-    at the noise multiplier returned and met the target; where there are several throws, one composed of those.
+    **Formal guarantees.** When a record is removed, which bounds the other direction too, a bound of the cascade, the
+    moments, the own-bin or the chain accountant was evaluated at the noise multiplier returned and met the target;
+    where there are several throws, one composed of those.
     """
     with budget.time_limit(time_budget):
-        names = ("cascade", "moments", "chain") if mechanism.batching.fixed else ("moments", "chain")
+        names = ("cascade", "moments", "own-bin", "chain")[0 if mechanism.batching.fixed else 1 :]
         asked = least_of(suited(map(resolve, names), mechanism.throw))
         accountant = asked if mechanism.batching.fixed else covering(asked, mechanism)
         try:

@@ -114,6 +114,11 @@ class BallsInBins:
         return 1 if self.rethrow_every is None else self.epochs // self.rethrow_every
 
     @property
+    def steps(self) -> int:
+        """The number of iterations that use records: all but those of the gaps."""
+        return self.iterations - (self.throws - 1) * (self.gap or 0)
+
+    @property
     def fixed(self) -> bool:
         """Whether every record may use every bin and keeps its bin over all epochs."""
         return self.throws == 1 and self.stride == 1
@@ -178,6 +183,11 @@ class Poisson:
         return self.epochs * self.batches_per_epoch
 
     @property
+    def steps(self) -> int:
+        """The number of iterations, all of which use records."""
+        return self.iterations
+
+    @property
     def throws(self) -> int:
         """How many iterations a record may take part in."""
         return self.iterations // self.period
@@ -224,6 +234,11 @@ class OneThrow:
     epochs: int = 1
     throws: int = 1
     fixed: bool = True
+
+    @property
+    def steps(self) -> int:
+        """The number of rows: there are no gaps."""
+        return self.iterations
 
     @property
     def kind(self) -> str:
@@ -281,10 +296,11 @@ def build(
             raise ArgumentError(option, f"applies only to batching {' or '.join(takers)}, not to {name}")
     if name.startswith("cyclic") and stride is None:
         stride = next((s for s in range(min(bandwidth, b), b + 1) if b % s == 0), b)
+    stride = 1 if stride is None else validation.integer("stride", stride, at_least=1)
     if poisson:
-        return Poisson(k, b, stride or 1)
+        return Poisson(k, b, stride)
     every = None if name == "fixed" else 1 if rethrow_every is None else rethrow_every
-    return BallsInBins(k, b, iterations, rethrow_every=every, stride=stride or 1, gap=gap)
+    return BallsInBins(k, b, iterations, rethrow_every=every, stride=stride, gap=gap)
 
 
 def batches_from_size(dataset_size: int, batch_size: int) -> int:

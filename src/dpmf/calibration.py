@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpmf import budget
-from dpmf.accountants.protocol import DIRECTIONS, Direction, Evaluation, PreparedAccountant
+from dpmf.accountants.protocol import Direction, Evaluation, PreparedAccountant
 from dpmf.batching import BallsInBins
 from dpmf.errors import CalibrationError
 from dpmf.formatting import given
@@ -33,6 +33,12 @@ _QUESTIONS = 9  # at most so many noise multipliers are tried near a given one
 _JUMP = 1.5  # from one of them to the next, at most by this factor
 _SLOPES = (4.0, 200.0)  # the least and the largest −d log δ/d log σ that is believed
 _ASKED = 2  # how many of the bounds, the most promising first, are asked at one of them
+_AHEAD = 1.5  # a bound without a rough version that all others exceed by this factor is followed to its root at once
+_OWN_SLOPE = 10.0  # a step of at least so many tolerances shows the slope
+_BEHIND = (0.3, 0.4)  # the logarithm of how far ahead a bound must be: at its root, and per logarithm of δ from there
+_FAR = 2.5  # other bounds of an accountant whose bound is this many times the least are not compared
+_HOPELESS = 1.25  # an accountant that misses the target by this factor, where a bound closer to the truth just meets
+# it, is not asked for its other bounds
 _CLOSE = 2.0  # σ is close to the root where the bound is below the target by at most this factor
 
 
@@ -128,7 +134,7 @@ def noise_near(
     *,
     quick: bool,
 ) -> tuple[float, bool]:
-    """A noise multiplier near a given one with which the bounds meet (ε, δ) in both directions.
+    """A noise multiplier near a given one with which the bounds meet (ε, δ).
 
     The search looks where the slope of log δ seen so far puts the root, and ends as soon as little is left to gain:
     an estimate of σ that is right to a few percent leads to an answer in two or three questions.
@@ -147,7 +153,8 @@ def noise_near(
     Raises:
       CalibrationError: no noise multiplier that was tried meets the target.
 
-    **Formal guarantees.** Bounds in both directions were evaluated at the noise multiplier returned and met the target.
+    **Formal guarantees.** A bound on removing a record was evaluated at the noise multiplier returned and met the
+    target. It bounds adding one, too (docs/theory/gram-domination.md, "Removing decides").
     """
     search = _Nearby(members, epsilon, delta, quick)
     finished = budget.finished(lambda: search.run(near, relative_tolerance))
@@ -162,7 +169,6 @@ class _Nearby:
     def __init__(self, members: Sequence[PreparedAccountant], epsilon: float, delta: float, quick: bool) -> None:
         self._members, self._epsilon, self._delta, self._quick = members, epsilon, delta, quick
         self._order: dict[Direction, list[PreparedAccountant]] = {}
-        self._ways: list[Direction] = list(DIRECTIONS)
         self._rough: dict[tuple[int, float, Direction], Evaluation | None] = {}
         self.met: float | None = None
         self._missed = 0.0
@@ -171,7 +177,7 @@ class _Nearby:
         slope = 2 * math.log(1 / self._delta)
         before: tuple[float, float] | None = None
         for _ in range(_QUESTIONS):
-            value = self._worst(sigma)
+            value = self._least(sigma, "remove")
             if value <= self._delta:
                 self.met = sigma
             else:
@@ -187,18 +193,6 @@ class _Nearby:
             sigma = max(root * (1 + tolerance / 2), self._missed * (1 + tolerance / 2))
             if self.met is not None:
                 sigma = min(sigma, self.met * (1 - tolerance / 4))
-
-    def _worst(self, sigma: float) -> float:
-        """The larger of the bounds in both directions; the smaller one is not asked for where the first misses."""
-        worst = 0.0
-        for way in tuple(self._ways):
-            value = self._least(sigma, way)
-            if value > worst:
-                worst = value
-                self._ways.sort(key=lambda other: other != way)  # the binding direction comes first next time
-            if worst > self._delta:
-                break
-        return worst
 
     def _least(self, sigma: float, way: Direction) -> float:
         """The least bound among the most promising ones, or the first that meets the target."""
@@ -290,9 +284,14 @@ class _Contest:
         # may still have the smaller root because slopes differ; the farther away the root, the larger that margin is.
         least = bounds[order[0]]
         reach = self._delta if least <= self._delta else least * math.exp(0.05 + 0.7 * self._excess(least))
+        # Bounds with rough versions that are far above one that meets the target are so at its root, too. Others may
+        # have quite other slopes.
+        ahead = least * math.exp(_BEHIND[0] + _BEHIND[1] * self._excess(least)) if least <= self._delta else math.inf
         for place in order:
             if bounds[place] > reach:
                 return
+            if bounds[place] > ahead and self._members[place].roughness > 1:
+                continue
             # The winner of the comparison starts from `common`, where it is known; the others have to beat its answer.
             near = self.best[0] * (1 - tolerance)
             if place == order[0] and bounds[place] <= self._delta:
@@ -312,9 +311,14 @@ class _Contest:
         """Estimates of all bounds at one σ, which is moved until it is close to the root of the smallest bound."""
         places = list(range(len(self._members)))
         while True:
-            bounds = {place: self._estimate(place, common) for place in places}
+            bounds: dict[int, float] = {}
+            for place in places:
+                bounds[place] = math.inf if self._hopeless(place, bounds) else self._estimate(place, common)
             least = min(bounds, key=lambda place: bounds[place])
             if bounds[least] * _CLOSE > self._delta:
+                return common, bounds
+            second = min((bounds[place] for place in places if place != least), default=1.0)
+            if self._members[least].roughness == 1 and second >= _AHEAD * bounds[least]:
                 return common, bounds
             self._search(least, common, crude, self._stride(least, common, crude / 4))
             assert self.best is not None
@@ -323,6 +327,16 @@ class _Contest:
             common = self.best[0]
             # A bound that misses the target at one σ misses it at smaller ones.
             places = [place for place in places if bounds[place] <= self._delta]
+
+    def _hopeless(self, place: int, bounds: dict[int, float]) -> bool:
+        """Whether a bound of the same accountant was so far from the target that this one need not be asked."""
+        if self.best is None or self._members[place].roughness == 1:
+            return False
+        limit = _FAR * min(bounds.values(), default=1.0)
+        if self.best.evaluation.slack <= _HOPELESS:
+            limit = min(limit, _HOPELESS * self._delta)
+        kin = (value for other, value in bounds.items() if self._members[other].name == self._members[place].name)
+        return any(limit < value < math.inf for value in kin)
 
     def _excess(self, value: float) -> float:
         """|log of a bound over the target|."""
@@ -360,6 +374,12 @@ class _Contest:
         tolerance = max(tolerance, self._members[place].resolution)
         close = (place, near) in self._asked
         rough_holds = self._members[place].kind == "bound"  # few samples give no confidence limit
+        slope = self._seen_slope(place)
+        if slope is None and close and self._members[place].roughness == 1:
+            # That of another bound leads to a second point, from which on its own is seen: not if it is here already.
+            other = self._seen_slope()
+            if other and self._excess(self._asked[place, near].value) > _OWN_SLOPE * tolerance * other:
+                slope = other
 
         def evaluate(sigma: float) -> Evaluation:
             rough = self._roughly(place, sigma) if tolerance >= _CRUDE and rough_holds else None
@@ -368,7 +388,7 @@ class _Contest:
         found = least_noise(
             evaluate, self._delta, near, tolerance, step,
             rough=None if close else lambda sigma: self._roughly(place, sigma),
-            roughness=self._members[place].roughness, rough_holds=rough_holds, seen_slope=self._seen_slope(place),
+            roughness=self._members[place].roughness, rough_holds=rough_holds, seen_slope=slope,
         )  # fmt: skip
         if found is not None and (self.best is None or found[0] < self.best[0]):
             self.best = LeastNoise(*found, self._members[place])

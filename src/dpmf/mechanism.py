@@ -23,6 +23,7 @@ from dpmf.gram.throws import first_mean_of_throw, largest_product_between_throws
 from dpmf.numerics import UNIT, Array, sum_of_squares
 from dpmf.strategies.base import Strategy, ToeplitzStrategy
 from dpmf.strategies.explicit import coefficients
+from dpmf.strategies.settling import Settling, settle
 from dpmf.strategies.streaming import how_to_stream
 
 
@@ -92,6 +93,21 @@ class Mechanism:
         if not isinstance(self.batching, BallsInBins) or not isinstance(self.strategy, ToeplitzStrategy):
             return 0.0
         return largest_product_between_throws(self.strategy, self.batching)
+
+    @cached_property
+    def settling(self) -> Settling | None:
+        """How the noise of a throw is settled before the next one; None where there is no gap that is long enough.
+
+        It decides what is added to the model, and no bound depends on it.
+        """
+        batching, strategy = self.batching, self.strategy
+        if not isinstance(batching, BallsInBins) or not isinstance(strategy, ToeplitzStrategy) or not batching.gap:
+            return None
+        n = batching.iterations
+        if batching.gap < strategy.bandwidth(n) - 1:
+            return None
+        steps = batching.steps // batching.throws
+        return settle(strategy.noising_coef(n), steps, batching.gap)
 
     @property
     def shared_sensitivity(self) -> float:

@@ -143,7 +143,8 @@ class PrivacyProfile(_Result):
       noise_multiplier: σ for clipping norm 1 and the strategy as given.
       epsilons: the grid.
       deltas: the bounds for all directions covered: the maximum over `by_direction`.
-      by_direction: the bounds for each direction.
+      by_direction: the bounds for each direction. Where both are covered, that of removing a record stands for both:
+        ask for the other one alone to know it better.
       direction: the neighbouring relation covered: "remove", "add" or "both".
       accountant: the name of the accountant.
       kind: "bound" for upper bounds; otherwise it says what the numbers are instead.

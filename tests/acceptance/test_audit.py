@@ -17,6 +17,7 @@ import pytest
 import dpmf
 from dpmf.training import PrivateTraining, make_private
 from dpmf.training.noise import NoiseStream
+from tests.decoders import decoder
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
@@ -137,9 +138,8 @@ def findings(trace: Trace, mechanism: dpmf.Mechanism) -> list[str]:
     poisson = isinstance(mechanism.batching, dpmf.Poisson)
     wrong += (_samples if poisson else _throws)(taken, mechanism)
     wrong += _sensitivity(sums[:, :RECORDS], mechanism)
-    # Noise: what was added has the covariance of σC⁻¹Z, with the rows of each gap added to the next one.
-    rows, n = _rows(mechanism), mechanism.batching.iterations
-    inverse = np.add.reduceat(np.linalg.inv(mechanism.strategy.matrix(n)), np.append(0, rows[:-1] + 1), axis=0)
+    # Noise: what was added has the covariance of σC⁻¹Z, settled in gaps.
+    inverse = decoder(mechanism)
     white = np.linalg.solve(np.linalg.cholesky(inverse @ inverse.T), releases - sums) / SIGMA
     covariance = white @ white.T / WIDTH
     if np.abs(np.triu(covariance, 1)).max() > 5.5 * WIDTH**-0.5:

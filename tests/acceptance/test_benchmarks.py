@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _page, batchings, beside, growth, peers
+from benchmarks._journal import Journal
 
 DATA = _page.load()
 
@@ -98,19 +99,115 @@ def test_a_peer_without_its_python_or_its_answer_is_one_line(monkeypatch: pytest
         peers.run("other", "import time; time.sleep(9)", {}, 0.1)
 
 
+def test_a_peer_has_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_python", lambda peer: Path(sys.executable))
+    with pytest.raises(peers.NoAnswerError, match=r"other has no answer within 1 s"):
+        peers.run("other", "while True: pass", {}, 1.0)
+    assert peers.run("other", "import time; time.sleep(1.5); print(3)", {}, 1.0) == 3  # waiting is no work
+
+
 def test_every_batching_is_asked_and_shown() -> None:
-    asked = {(batching, who.partition(",")[0]) for batching, who, _ in batchings.questions(1.0)}
+    found = [question for epsilon in batchings.BANDWIDTHS for question in batchings.questions(epsilon)]
+    asked = {(question.batching, question.who.partition(",")[0]) for question in found}
     both = {(batching, who) for batching in ("fixed", "reshuffled", "cyclic Poisson") for who in ("dpmf", "opake")}
     assert both | {("b-min-sep", "opake"), ("cyclic Poisson", "dp_accounting"), ("any", "dpmf")} == asked
+    assert len([question for question in found if question.limit]) == 15
+    assert len({(str(question.asked), question.by) for question in found}) == len(found)
     assert batchings.error([1.0], 2.0) == pytest.approx(2 * 500.5**0.5)
     row = {"batching": "fixed", "who": "opake, BSR(p=4)", "epsilon": 1.0, "sigma": 3.911, "error": 30.12,
-           "guarantee": "fails with probability 1e-06", "seconds": 200.0}  # fmt: skip
-    found = {"machine": "a machine", "load": 0.5, "minutes": 3.0, "code": "0.1.0+abc", "rows": [row]}
-    made = _page.page({**DATA, "batchings": found | {"peers": {"opake": "0.16.1"}}})
+           "guarantee": "fails with probability 1e-06", "seconds": 200.0, "machine": "some machine"}  # fmt: skip
+    none = {"batching": "b-min-sep", "who": "opake, X", "epsilon": 1.0, "guarantee": "no answer within 600 s"}
+    kept = {"machine": "a machine", "load": 0.5, "minutes": 3.0, "code": "0.1.0+abc", "rows": [row, none]}
+    made = _page.page({**DATA, "batchings": kept | {"peers": {"opake": "0.16.1"}}})
     assert "| fixed | opake, BSR(p=4) | 3.911 | 30.12 | fails with probability 1e-06 | 200 |" in made
+    assert "| b-min-sep | opake, X |  |  | no answer within 600 s |  |" in made
+    assert "they were measured on some machine." in made
     assert "opake 0.16.1" in made
-    kept = _page.records("batchings", found | {"peers": {}}, "code")
-    assert kept[1].cell.parameters == {"batching": "fixed", "who": "opake, BSR(p=4)", "epsilon": 1.0}
+    records = _page.records("batchings", kept | {"peers": {}}, "code")
+    assert records[1].cell.parameters == {"batching": "fixed", "who": "opake, BSR(p=4)", "epsilon": 1.0}
+
+
+class FakePeer:
+    """Answers with σ = 1, 2, 3, ..., except when it is stopped or out of time; counts what it is asked."""
+
+    def __init__(self, *fails: BaseException | None) -> None:
+        self.fails, self.times = list(fails), 0
+
+    def __call__(self) -> dict[str, object]:
+        fail = self.fails.pop(0) if self.fails else None
+        if fail is not None:
+            raise fail
+        self.times += 1
+        return {"sigma": float(self.times), "seconds": 1.0, "guarantee": "proved", "column": [1.0]}
+
+
+def asked_of(peer: FakePeer, by: str = "opake 1.0", limit: float | None = 600.0) -> list[batchings.Question]:
+    who = by.partition(" ")[0]
+    return [batchings.Question("fixed", f"{who}, C{i}", 1.0, peer, {"C": i}, by, limit) for i in range(3)]
+
+
+def test_answers_are_kept_as_they_come_and_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / "batchings.jsonl"
+    theirs, mine = FakePeer(None, None, KeyboardInterrupt()), FakePeer()
+    monkeypatch.setattr(batchings, "BANDWIDTHS", {1.0: 4})
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(mine, "dpmf 1", None) + asked_of(theirs))
+    with pytest.raises(KeyboardInterrupt):
+        batchings.measure(Journal(path))
+    assert (theirs.times, mine.times) == (2, 0)  # the slow ones come first
+    path.write_bytes(path.read_bytes() + b'{"question": {"C"')  # as a kill may leave it
+    rows = batchings.measure(Journal(path))
+    assert (theirs.times, mine.times) == (3, 3)
+    assert [row["who"] for row in rows] == [f"{who}, C{i}" for who in ("dpmf", "opake") for i in range(3)]
+    assert batchings.measure(Journal(path)) == rows
+    assert (theirs.times, mine.times) == (3, 3)
+    # When our own code changes, theirs are kept; another version of theirs is asked anew.
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(mine, "dpmf 2", None) + asked_of(theirs))
+    batchings.measure(Journal(path))
+    assert (theirs.times, mine.times) == (3, 6)
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(theirs, "opake 1.1"))
+    batchings.measure(Journal(path))
+    assert theirs.times == 6
+
+
+def test_an_answer_that_took_too_long_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "batchings.jsonl")
+    slow = FakePeer(peers.NoAnswerError("too slow"))
+    monkeypatch.setattr(batchings, "BANDWIDTHS", {1.0: 4})
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(slow))
+    rows = batchings.measure(journal)
+    assert rows[0]["guarantee"] == "no answer within 600 s"
+    assert "sigma" not in rows[0]
+    assert batchings.measure(journal) == rows
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(slow, limit=900.0))
+    assert batchings.measure(journal)[0]["sigma"] == 3.0  # with more time, it is asked again
+
+
+def test_opake_can_be_asked_alone_or_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "batchings.jsonl")
+    theirs, mine = FakePeer(), FakePeer()
+    monkeypatch.setattr(batchings, "BANDWIDTHS", {1.0: 4})
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(mine, "dpmf 1", None) + asked_of(theirs))
+    rows = batchings.measure(journal, whom="ours")
+    assert (theirs.times, mine.times) == (0, 3)
+    assert rows[3] == {"batching": "fixed", "who": "opake, C0", "epsilon": 1.0, "guarantee": "not asked yet"}
+    assert [row["who"] for row in batchings.measure(journal, whom="opake")] == [f"opake, C{i}" for i in range(3)]
+    assert (theirs.times, mine.times) == (3, 3)
+    assert "sigma" in batchings.measure(journal, whom="ours")[3]
+
+
+def test_what_a_peer_answered_is_known_from_the_data_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = FakePeer()
+    monkeypatch.setattr(batchings, "BANDWIDTHS", {1.0: 4})
+    monkeypatch.setattr(batchings, "questions", lambda _: asked_of(theirs))
+    rows = batchings.measure(Journal(tmp_path / "one.jsonl"))
+    kept = {"machine": "a machine", "load": 0.5, "minutes": 3.0, "rows": rows}
+    monkeypatch.setattr(_page, "DATA", tmp_path / "benchmarks.json")
+    _page.keep(_page.records("batchings", kept, "code"))
+    monkeypatch.setattr(batchings, "JOURNAL", tmp_path / "two.jsonl")
+    assert batchings.measure(batchings.known()) == rows
+    assert theirs.times == 3
 
 
 def test_an_unknown_name_is_one_line() -> None:

@@ -21,6 +21,7 @@ import paths
 import pytest
 
 import dpmf
+from tests.decoders import decoder
 
 torch = pytest.importorskip("torch")
 
@@ -281,12 +282,10 @@ BANDED |= {"batching": "reshuffled", "gap": 2, "coefficients": [1.0, 0.5, 0.3]}
 
 
 def test_the_noise_of_the_study_is_that_of_the_strategy(example: Any) -> None:
-    """The rows of a gap are added with the last batch before it."""
+    """It is settled in the gaps between throws."""
     runs = example("study_runs")
-    inverse = dpmf.strategies.coefficients(BANDED["coefficients"]).inverse(16)
-    batches = [0, 1, 2, [3, 4, 5], 6, 7, 8, [9, 10, 11], 12, 13, 14, 15]
-    expected = [inverse[np.atleast_1d(rows)].sum(0) for rows in batches]
-    np.testing.assert_allclose(runs.noise_rows(BANDED), expected, atol=1e-6)
+    mechanism = dpmf.Mechanism(dpmf.strategies.coefficients(BANDED["coefficients"]), dpmf.reshuffled(3, 4))
+    np.testing.assert_allclose(runs.noise_rows(BANDED), decoder(mechanism), atol=1e-6)
     bisr = {**BANDED, "gap": 0, "inverse": dpmf.strategies.bisr(3).noising_coef(3).tolist()}
     np.testing.assert_allclose(runs.noise_rows(bisr), dpmf.strategies.bisr(3).inverse(12), atol=1e-6)
 

@@ -14,6 +14,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
 from dpmf.strategies.base import Strategy
 from dpmf.workloads import Workload
+from tests.decoders import decoder
 
 N = 24
 RATES = np.random.default_rng(1).uniform(-0.5, 2.0, N)
@@ -161,3 +162,23 @@ def test_build_by_name(tmp_path: Path) -> None:
 def test_refusals(make: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "batching"),
+    [
+        (strategies.bsr(4), BallsInBins(4, 6, rethrow_every=1)),
+        (strategies.bsr(3).normalized(), BallsInBins(4, 6, rethrow_every=2, gap=5)),
+        (strategies.dpsgd(), BallsInBins(4, 6, rethrow_every=1, gap=2)),
+        (strategies.bsr(4), BallsInBins(4, 6, rethrow_every=1, gap=2)),  # too short: nothing is settled
+        (strategies.bisr(3), BallsInBins(4, 6, rethrow_every=1, gap=2)),
+    ],
+    ids=str,
+)
+def test_the_error_with_gaps_is_that_of_the_steps(
+    workload: Workload, strategy: Strategy, batching: BallsInBins
+) -> None:
+    mechanism = Mechanism(strategy, batching)
+    dense = slow_matrix(workload, N) @ decoder(mechanism)
+    np.testing.assert_allclose(workloads.squared_rows(mechanism, workload), np.sum(dense**2, axis=1), rtol=1e-9)

@@ -172,8 +172,6 @@ def mechanism_from(
         strategy, bandwidth=bandwidth, buffers=buffers, file=file, decay=decay, exponent=exponent, normalized=normalized
     )
     b = validation.integer("batches_per_epoch", batches_per_epoch, at_least=1)
-    if stride is not None:
-        validation.integer("stride", stride, at_least=1)  # 0 would mean the same as no stride
     width = chosen.bandwidth(b) if batching.startswith("cyclic") else 1
     batches = build(
         batching, epochs, batches_per_epoch, bandwidth=width, iterations=iterations,

@@ -16,6 +16,7 @@ BATCHINGS = ("fixed", "rethrown", "reshuffled", "cyclic", "poisson", "cyclic-poi
 _BANDWIDTHS = (1, 2, 4, 8, 16, 32, 64)
 _BUFFERS = (1, 2, 4)  # one buffer has bounds that are much tighter at small ε
 _GEOMETRIC = (8, 16, 32)
+_WHOLE = 128  # up to so many batches, memory over a whole epoch is considered where bins are thrown anew
 _LONGEST_FREE = 4000  # free coefficients are not sought for longer runs: their inverse series is quadratic
 _FAR = 2  # cyclic batchings whose period is more than this many times the bandwidth waste amplification
 
@@ -85,7 +86,9 @@ def candidates(
         raise ArgumentError("bandwidth", f"must be at most copies + 1 = {(copies or 0) + 1} somewhere")
     found: list[Candidate] = []
     if "reshuffled" in names and k > 1:
-        found += _banded(k, b, 1, widths)
+        # The gap costs no error, and what is drawn again in place of copies of the model goes back to its start only.
+        whole = [b] if bandwidths is None and copies is None and widths[-1] < b <= _WHOLE else []
+        found += _banded(k, b, 1, widths + whole)
     if "fixed" in names:
         found += _fixed(k, b, widths, copies, bandwidths is not None)
     if "rethrown" in names:
@@ -98,7 +101,9 @@ def candidates(
         if "cyclic" in names and p > 1 and k > 1:
             found.append(Candidate(BallsInBins(k, b, rethrow_every=1, stride=period, gap=0), "banded", p))
         if ("poisson" if p == 1 else "cyclic-poisson") in names:
-            found.append(Candidate(Poisson(k, b, period), "dpsgd" if p == 1 else "banded", p))
+            # A band as wide as the period costs no more noise.
+            wide = period if bandwidths is None and copies is None else p
+            found.append(Candidate(Poisson(k, b, period), "dpsgd" if p == 1 else "banded", wide))
     if not found:
         raise ArgumentError("batching", f"must leave a mechanism to consider for {k} epochs of {b} batches")
     return found

@@ -52,7 +52,7 @@ class Option:
             batches = "one assignment to bins"
         else:
             often = "every epoch" if batching.rethrow_every == 1 else f"every {batching.rethrow_every} epochs"
-            batches = f"new bins {often}" + (f", {batching.gap} steps without data between" if batching.gap else "")
+            batches = f"new bins {often}" + (f", {batching.gap} rows of noise between" if batching.gap else "")
             batches += f", {batching.stride} groups of records" if batching.stride > 1 else ""
         return batches + ("; earlier noise drawn again" if self.method == "regeneration" else "")
 

@@ -75,13 +75,13 @@ def _needs(option: Option) -> str:
 def _remarks(design: Design, hidden: int) -> list[str]:
     options = (design.best, *design.others)
     lines = [
-        "Error: root mean square over all iterations, gaps included, at clipping norm 1. σ: the noise multiplier; σ ≥: "
+        "Error: root mean square over all steps, at clipping norm 1. σ: the noise multiplier; σ ≥: "
         "no accountant can go below. Copies: those of the model that the noise keeps between steps."
     ]
     if any(not option.certified for option in options):
         lines.append("≈ marks sampled estimates, which guarantee nothing; all other numbers are guaranteed.")
     if any(_needs(option) != "fixed bins" for option in options):
-        lines.append("New bins are drawn every epoch unless said otherwise; a gap is so many steps without data after.")
+        lines.append("New bins are drawn every epoch unless said otherwise; a gap is so many rows of noise between.")
     if hidden > 0:
         lines.append(f"{hidden} more mechanisms were considered and have larger errors (--json lists all).")
     if design.baseline is not None and design.gain is not None and design.baseline is not design.best:

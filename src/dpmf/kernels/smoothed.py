@@ -5,7 +5,7 @@ E(1 − K·a·e^(√v·z − v/2))_+ for sign −1. Both are Φ(d) − r·Φ(d �
 The first increases from 0 to 1, its derivative by a is K/a²·Φ(d − √v), and its second derivative is at least
 −2K/a³·Φ(d − √v). The second decreases from 1 to 0, its derivative is −K·Φ(d − √v), and it is convex.
 
-A polynomial below the first is minus one above its negative, which is what sign 2 stands for.
+A polynomial below either is minus one above its negative, which is what the signs 2 and −2 stand for.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def _a(y, mean, deviation, sign):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True, nogil=True)
 def payoff(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     """g(y), rounded up; `root` is √v."""
-    a = _a(y, mean, deviation, 1.0 if sign == 1 else -1.0)
+    a = _a(y, mean, deviation, 1.0 if sign == 1 or sign == -2 else -1.0)
     if a <= 0.0:
-        return 0.0 if sign > 0 else 1.0
+        return 0.0 if sign > 0 else (1.0 if sign == -1 else -1.0)
     ratio = strike / a if sign > 0 else strike * a
     logarithm = math.log(ratio)
     d = root / 2 - logarithm / root
     if d < -37.0:
-        return 1e-290 if sign < 2 else 0.0
+        return 1e-290 if abs(sign) < 2 else 0.0
     inside = _normal(d)
     # The argument d is known up to a few units of its own terms, which is what the last factor is for.
     slack = 1e-14 * (1 + abs(d)) * (4 + (1 + abs(logarithm)) / root)
-    if sign == 2:
+    if abs(sign) == 2:
         return min(ratio * _normal(d - root) - inside + inside * slack + 1e-290, 0.0)
     return min(inside - ratio * _normal(d - root) + inside * slack + 1e-290, 1.0)
 
@@ -66,17 +66,25 @@ def _slope(y, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-d
     if sign > 0:
         rise = mean * deviation * strike / (a * a) * _normal(math.log(a / strike) / root - root / 2)
         return rise if sign == 1 else -rise
-    return -mean * deviation * strike * _normal(-math.log(strike * a) / root - root / 2)
+    fall = mean * deviation * strike * _normal(-math.log(strike * a) / root - root / 2)
+    return -fall if sign == -1 else fall
 
 
 @nb.njit(cache=True, nogil=True)
 def _bend(low, high, sign, strike, root, mean, deviation):  # type: ignore[no-untyped-def]
     """At least −g'' on [low, high]."""
-    if sign < 0:
+    if sign == -1:
         return 0.0
     a = _a(low, mean, deviation, -1.0)
     if a <= 0.0:
         return math.inf
+    if sign == -2:  # K/a·φ(d − √v)/√v, d − √v falling with a
+        near, far = math.log(strike * a), math.log(strike * _a(high, mean, deviation, 1.0))
+        last = -(near - 1e-14 * (1 + abs(near))) / root - root / 2
+        first = -(far + 1e-14 * (1 + abs(far))) / root - root / 2
+        least = first - 1e-9 if first > 1e-9 else min(last + 1e-9, 0.0)
+        density = (math.exp(-0.5 * least * least) * 0.3989422804014327 + 1e-200) / root
+        return strike / a * density * (mean * deviation) ** 2 * (1 + 1e-9)
     far = math.log(_a(high, mean, deviation, 1.0) / strike)
     d = (far + 1e-14 * (1 + abs(far))) / root - root / 2
     if sign == 2:  # K/a³·φ(d − √v)/√v, with the largest density on the way
@@ -260,7 +268,7 @@ def _proved(coefficients, law, lowest, reach, about):  # type: ignore[no-untyped
         height = _at(coefficients, end)
         if height < least:
             least, lowest_at = height, end
-        if height >= (1.0 if law[0] == 1 else payoff(end, *law)) and _rises(coefficients, end):
+        if height >= (1.0 if law[0] == 1 else 0.0 if law[0] == -2 else payoff(end, *law)) and _rises(coefficients, end):
             break
         if tries > 80 or height < -1.0:
             return math.inf, lowest_at
@@ -318,7 +326,7 @@ def smoothed_polynomial(sign, strike, root, mean, deviation, lowest, skewness, k
 
     It is the one that the bound is the expectation of, or the largest g.
     """
-    trivial = 1.0 if sign < 2 else 0.0
+    trivial = 1.0 if abs(sign) < 2 else 0.0
     found_one[:] = 0.0
     found_one[0] = trivial
     law = (sign, strike, root, mean, deviation)
@@ -363,7 +371,7 @@ def smoothed_polynomial(sign, strike, root, mean, deviation, lowest, skewness, k
         )  # fmt: skip
         if not best < trivial:
             break
-        coefficients *= 1 + _MARGIN if sign < 2 else 1 - _MARGIN
+        coefficients *= 1 + _MARGIN if abs(sign) < 2 else 1 - _MARGIN
         missing, where = _proved(coefficients, law, lowest, reach, max(abs(best), 1e-300))
         value = _expectation(coefficients, skewness, kurtosis, errors) + missing * (1 + 1e-12)
         q = 1 / deviation
@@ -415,9 +423,9 @@ def pooled_above(pool, means, deviations, skewnesses, kurtoses, errors):  # type
 
 
 @nb.njit(cache=True, nogil=True)
-def smoothed_below(strike, root, mean, deviation, lowest, skewness, kurtosis, errors):  # type: ignore[no-untyped-def]
-    """A lower bound on E g(y) for sign +1, at least 0, with what is known as for `smoothed_above`."""
-    found = -smoothed_above(2, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, 0.0)
+def smoothed_below(sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare):  # type: ignore[no-untyped-def]
+    """A lower bound on E g(y), at least 0, with what is known as for `smoothed_above`."""
+    found = -smoothed_above(2 * sign, strike, root, mean, deviation, lowest, skewness, kurtosis, errors, rare)
     return found if found > 0.0 else 0.0
 
 

@@ -40,6 +40,7 @@ class _Tuning:
       ends: where cells begin and end, in deviations from the mean if the record is in the bin.
       negligible: cells are left out where they, and those beyond them, add less than this part.
       largest_variance: above this G/σ² moments say nothing.
+      shrunk: by which parts entries off the diagonal are lowered, in turn, until some noise is shared by all bins.
       least_diagonal: an entry of the diagonal below this part of the largest one is too small to be rounded down.
     """
 
@@ -50,6 +51,7 @@ class _Tuning:
     ends: tuple[float, float] = (-2.0, 8.0)
     negligible: float = 3e-3
     largest_variance: float = 12.0
+    shrunk: tuple[float, ...] = (0.0, 0.01, 0.05)
     least_diagonal: float = 1e-4
 
 
@@ -86,7 +88,8 @@ class OwnBins:
         largest = float(self.gram.max()) / noise_multiplier / noise_multiplier
         if epsilon > LARGEST_EPSILON or not largest <= _TUNING.largest_variance:
             return 0.0
-        shared = Shared.of(self.gram / noise_multiplier / noise_multiplier)
+        scaled = self.gram / noise_multiplier / noise_multiplier
+        shared = next((found for part in _TUNING.shrunk if (found := Shared.of(_shrunk(scaled, part)))), None)
         if shared is None:
             return 0.0
         announce_compilation(smoothed_below)
@@ -104,6 +107,13 @@ class OwnBins:
         return total / b * (1 - _SUM_ERROR)
 
 
+def _shrunk(s: Array, part: float) -> Array:
+    """The matrix with its entries off the diagonal lowered by a part, which lowers δ, too."""
+    found = s * (1 - min(part, 1.0))
+    found[np.diag_indices(len(s))] = np.diagonal(s)
+    return found
+
+
 def _of_bin(given: GivenBin, variance: float, strike: float, spacing: float) -> float:
     """A lower bound on E_i(1 − K/A)_+ for one bin, A the mean of the terms that are given.
 
@@ -117,7 +127,7 @@ def _of_bin(given: GivenBin, variance: float, strike: float, spacing: float) -> 
 
     def value(weight: float, shape: Shape) -> float:
         moved = strike * (1 + 4 * shape.error + 4 * UNIT)
-        found = float(smoothed_below(moved, root, shape.mean, shape.deviation, *shape.known))
+        found = float(smoothed_below(1, moved, root, shape.mean, shape.deviation, *shape.known, 0.0))
         return weight * max(found - 2 * own * _SLIP, 0.0) if math.isfinite(found) else 0.0
 
     if own == 0:  # A does not depend on τ

@@ -41,7 +41,7 @@ class TritonBackend:
 
         self._torch = torch
         self._device = torch.device(device)
-        self._keys: dict[tuple[bytes, int, int], Any] = {}
+        self._keys: dict[tuple[bytes, int, int, int], Any] = {}
         self._runs: dict[Shard, tuple[Any, ...]] = {}
         self._constant: dict[bytes, Any] = {}
         self._generators: dict[int, str] = {}
@@ -64,30 +64,32 @@ class TritonBackend:
         return same and target.dtype == self._torch.float32 and target.is_contiguous()
 
     def add_row(
-        self, target: Any, factor: float, source: Source, plan: Plan, weights: Callable[[int], Any], t: int,
-        array: int, shard: Shard, kept: Any,
+        self, target: Any, factor: float, source: Source, plan: Plan, weights: Callable[[int], Any], first: int,
+        place: int, array: int, shard: Shard, kept: Any,
     ) -> None:  # fmt: skip
-        """Add `factor` times row t of the noise, unscaled, to the elements of a shard, a flat tensor in float32.
+        """Add `factor` times a row of the noise, unscaled, to the elements of a shard, a flat tensor in float32.
 
         Args:
-          weights: the factors of row t, as `combine` in `dpmf.kernels.noise` takes them.
+          weights: the factors of a row, as `combine` in `dpmf.kernels.noise` takes them, by its place.
+          first: the row with which the noise began that this one is made from.
+          place: how many rows after that this one is.
           kept: what is kept of this array. Rows must be asked for one after the other.
         """
         if plan.method == "regeneration":
-            row = plan.weights[t, : t + 1]
+            row = plan.weights[place, : place + 1]
             for j in np.flatnonzero(row):
-                self._launch(target, factor, source, _ALONE, row[j : j + 1], int(j), array, shard, kept)
+                self._launch(target, factor, source, _ALONE, row[j : j + 1], first, int(j), array, shard, kept)
         elif plan.method == "buffers":
-            self._launch(target, factor, source, plan, plan.weights, t, array, shard, kept)
-        elif t % (ahead := rows_at_once(plan)):  # computed with an earlier row
-            target.add_(kept[t % plan.copies], alpha=factor)
+            self._launch(target, factor, source, plan, plan.weights, first, place, array, shard, kept)
+        elif place % (ahead := rows_at_once(plan)):  # computed with an earlier row
+            target.add_(kept[place % plan.copies], alpha=factor)
         else:
-            together = np.pad([weights(t + i) for i in range(ahead)], ((0, 0), (0, ahead - 1)))
-            self._launch(target, factor, source, plan, together, t, array, shard, kept)
+            together = np.pad([weights(place + i) for i in range(ahead)], ((0, 0), (0, ahead - 1)))
+            self._launch(target, factor, source, plan, together, first, place, array, shard, kept)
 
     def _launch(
-        self, target: Any, factor: float, source: Source, plan: Plan, weights: Any, t: int, array: int, shard: Shard,
-        kept: Any,
+        self, target: Any, factor: float, source: Source, plan: Plan, weights: Any, first: int, place: int, array: int,
+        shard: Shard, kept: Any,
     ) -> None:  # fmt: skip
         if shard.size == 0:
             return
@@ -95,8 +97,8 @@ class TritonBackend:
         cuda = self._device.type == "cuda"
         with self._torch.cuda.device(self._device) if cuda else contextlib.nullcontext():
             kernels.add_noise[(programs,)](
-                target, kept, starts, counts, before, self._key(source, t, array), self._on_device(weights),
-                float(factor), t % plan.copies if plan.copies else 0, shard.size, tiles,
+                target, kept, starts, counts, before, self._key(source, first, place, array), self._on_device(weights),
+                float(factor), place % plan.copies if plan.copies else 0, shard.size, tiles,
                 METHOD=plan.method, COPIES=plan.copies, AHEAD=rows_at_once(plan), ROUNDS=source.rounds,
                 PROGRAM=kernels.WIDTH, num_warps=kernels.WIDTH // 32, enable_fp_fusion=False,
             )  # fmt: skip
@@ -114,14 +116,14 @@ class TritonBackend:
             self._runs[shard] = (*numbers, tiles, tiles * len(starts))
         return self._runs[shard]
 
-    def _key(self, source: Source, t: int, array: int) -> Any:
-        """The words of the keys from step t on, on the device."""
-        place = source.key, array, t // _KEYS
-        if place not in self._keys:
-            first = t // _KEYS * _KEYS
-            words = np.stack([source.words(NOISE, step, array) for step in range(first, first + _KEYS)])
-            self._keys[place] = self._torch.tensor(words.view(np.int32), device=self._device)
-        return self._keys[place][t % _KEYS :]
+    def _key(self, source: Source, first: int, place: int, array: int) -> Any:
+        """The words of the keys from row first + place on, on the device."""
+        block = source.key, array, first, place // _KEYS
+        if block not in self._keys:
+            begin = first + place // _KEYS * _KEYS
+            words = np.stack([source.words(NOISE, row, array) for row in range(begin, begin + _KEYS)])
+            self._keys[block] = self._torch.tensor(words.view(np.int32), device=self._device)
+        return self._keys[block][place % _KEYS :]
 
     def _on_device(self, numbers: Any) -> Any:
         """Weights on the device. The last few are kept: for a Toeplitz matrix all steps have the same ones."""
@@ -136,7 +138,7 @@ class TritonBackend:
     def generator(self, source: Source) -> str:
         if source.rounds not in self._generators:
             drawn, shard = self.kept(1, SINGLE_TILE)[0], Shard((1 << 62,), (_PROBED,), (SINGLE_TILE,))
-            self._launch(drawn, 1.0, type(source)(bytes(32)), _ALONE, np.ones(1), 0, 0, shard, drawn)
+            self._launch(drawn, 1.0, type(source)(bytes(32)), _ALONE, np.ones(1), 0, 0, 0, shard, drawn)
             digest = hashlib.sha256(self.to_numpy(drawn).tobytes()).hexdigest()[:16]
             self._generators[source.rounds] = (
                 f"ChaCha{source.rounds} by Triton, {kernels.MAX_AHEAD} rows at once, {digest}"

@@ -11,6 +11,7 @@ from dpmf import errors, validation
 from dpmf.mechanism import Mechanism
 from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.strategies.inversion import covering_inverse
+from dpmf.strategies.settling import Settling
 from dpmf.strategies.streaming import Plan, make_plan
 from dpmf.training._schedule import Schedule
 
@@ -25,7 +26,7 @@ def privatizer(
 ) -> Any:
     """The optax transformation that adds noise_multiplier × l2_sensitivity × the next row of C⁻¹Z, once per batch.
 
-    The first step after a gap between throws adds the sum of its own row and of those of the gap.
+    The first step after a gap between throws adds its own row and a weighted sum of those of the gap (`NoiseStream`).
 
     Args:
       mechanism: strategy and batching.
@@ -99,11 +100,16 @@ def _noising_matrix(mechanism: Mechanism, plan: Plan) -> Any:
     import jax.numpy as jnp
     from jax_privacy.matrix_factorization import streaming_matrix, toeplitz
 
+    settling = mechanism.settling
     if plan.method == "regeneration" or not (
         plan.method == "buffers" or isinstance(mechanism.strategy, ToeplitzStrategy)
     ):
         inverse = covering_inverse(mechanism.strategy, mechanism.batching.iterations)
+        if settling is not None:
+            inverse = _settled(inverse, settling)
         return np.asarray(inverse / plan.scale)  # not a JAX array, which jax-privacy refuses while it is traced
+    if settling is not None:
+        return _settled_rows(plan, settling)
     if plan.copies == 0:
         first = float(plan.weights[0, 0])
         return streaming_matrix.diagonal(jnp.array([first if plan.method == "convolution" else 1.0 / first]))
@@ -128,4 +134,43 @@ def _noising_matrix(mechanism: Mechanism, plan: Plan) -> Any:
         return out, buffers * decay.reshape(-1, *(1,) * out.ndim) + out
 
     following = convolve if plan.method == "convolution" else drain
+    return streaming_matrix.StreamingMatrix.from_array_implementation(start, following)
+
+
+def _settled(inverse: Any, settling: Settling) -> Any:
+    """C⁻¹ that begins anew with every throw, with the rows of gaps weighted."""
+    out = np.zeros_like(inverse)
+    for first in range(0, len(out), settling.rows):
+        rows = min(settling.rows, len(out) - first)
+        out[first : first + rows, first : first + rows] = inverse[:rows, :rows]
+        out[first + settling.steps : first + rows] *= settling.weights[: rows - settling.steps, None]
+    return out
+
+
+def _settled_rows(plan: Plan, settling: Settling) -> Any:
+    """The same as a streaming matrix, which counts its rows."""
+    import jax.numpy as jnp
+    from jax_privacy.matrix_factorization import streaming_matrix
+
+    kept = plan.copies
+    row = np.asarray(plan.weights[0])
+    weights = np.append(np.ones(settling.steps), settling.weights)
+
+    def start(value: Any) -> Any:
+        zero = jnp.zeros_like(value)
+        return jnp.zeros((), dtype=jnp.int32), jnp.broadcast_to(zero, (kept, *zero.shape))
+
+    def following(z: Any, state: Any) -> Any:
+        place, past = state
+        past = jnp.where(place == 0, 0, past)
+        if plan.method == "convolution":
+            new = z * row[0] + jnp.tensordot(jnp.asarray(row[1:], z.dtype), past, axes=1)
+            newest = z
+        else:
+            new = newest = (z - jnp.tensordot(jnp.asarray(row[1:], z.dtype), past, axes=1)) / row[0]
+        if kept:
+            past = jnp.roll(past, 1, axis=0).at[0].set(newest)
+        out = (new * jnp.asarray(weights, z.dtype)[place]).astype(z.dtype)
+        return out, ((place + 1) % settling.rows, past)
+
     return streaming_matrix.StreamingMatrix.from_array_implementation(start, following)

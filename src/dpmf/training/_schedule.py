@@ -2,9 +2,9 @@
 
 Training counts *steps*: one batch and one update of the model each. A mechanism counts *iterations*, the rows of C.
 They are the same except where bins are thrown anew. The iterations of a gap use no record, so what they release is
-noise alone, and the first step after a gap adds this noise together with its own. The model then is a function of the
-mechanism's outputs, which is all that the guarantee needs. Plain gradient descent reaches the same models as with a
-step for every iteration of the gap, and no optimizer has to make steps that follow nothing but noise.
+noise alone, and the first step after a gap adds a weighted sum of this noise together with its own. The model then is a
+function of the mechanism's outputs, which is all that the guarantee needs, and no optimizer has to make steps that
+follow nothing but noise.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Schedule:
             return cls(batching.iterations, b, batching.period, batching.period, 0)
         if not isinstance(batching, BallsInBins):
             raise validation.wrong("batching", "a BallsInBins or a Poisson", batching)
-        gap = batching.gap or 0
-        steps = batching.iterations - (batching.throws - 1) * gap
-        return cls(steps, b, (batching.rethrow_every or batching.epochs) * b, batching.stride, gap)
+        per_draw = (batching.rethrow_every or batching.epochs) * b
+        return cls(batching.steps, b, per_draw, batching.stride, batching.gap or 0)
 
     def rows(self, step: int) -> range:
         """The rows of C⁻¹Z that a step adds: those of the gap before it, if there is one, and its own."""

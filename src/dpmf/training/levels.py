@@ -22,9 +22,9 @@ def noise_levels(mechanism: Mechanism, noise_multiplier: float = 1.0) -> Array:
       noise_multiplier: σ, for clipping norm 1 and the strategy as given.
 
     Returns:
-      For every step σ times the norm of its row of C⁻¹ (after a gap, of the sum of its rows). Multiply it by the
-      clipping norm for the noise in the sum of clipped gradients, and divide by the expected batch size for that in the
-      mean, which is what an optimizer gets.
+      For every step σ times the norm of its row of C⁻¹ (after a gap, of the weighted sum of its rows). Multiply it by
+      the clipping norm for the noise in the sum of clipped gradients, and divide by the expected batch size for that in
+      the mean, which is what an optimizer gets.
 
     **Formal guarantees.** None are needed: these numbers do not depend on data.
     """
@@ -32,6 +32,11 @@ def noise_levels(mechanism: Mechanism, noise_multiplier: float = 1.0) -> Array:
         raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     schedule, n = Schedule.of(mechanism.batching), mechanism.batching.iterations
+    if (settling := mechanism.settling) is not None:
+        within = np.cumsum(np.square(settling.noising[: settling.steps]))
+        squares = np.tile(within, mechanism.batching.throws)
+        squares[settling.steps :: settling.steps] += np.sum(settling.settled_row() ** 2)
+        return np.asarray(sigma * np.sqrt(squares))
     if isinstance(mechanism.strategy, ToeplitzStrategy):
         column = mechanism.strategy.noising_coef(n)
         norms = np.sqrt(np.cumsum(np.square(column)))

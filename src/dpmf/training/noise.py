@@ -1,7 +1,7 @@
 """The noise C⁻¹Z, one row per iteration, in bounded memory. `dpmf.strategies.streaming` says how.
 
-The iterations between two throws, which use no record, have rows like all others. Their rows are added to that of the
-next step, so that there is one array of noise for every batch (`_schedule`).
+The iterations between two throws, which use no record, have rows like all others. A weighted sum of them is added to
+that of the next step, so that there is one array of noise for every batch (`_schedule`, `dpmf.strategies.settling`).
 
 Rows have unit scale: multiply them by noise multiplier × clipping norm before adding them to the sum of clipped
 gradients. C is the strategy as given, for which the noise multiplier was calibrated.
@@ -50,8 +50,10 @@ def strategy_digest(strategy: Strategy, iterations: int) -> str:
 class NoiseStream:
     """The rows of C⁻¹Z for arrays of given shapes, one step at a time, never more than there are.
 
-    A step has one row, except for the first one after a gap between throws, which has the sum of its own row and of
-    those of the gap.
+    A step has one row, except for the first one after a gap between throws, which has its own row and a weighted sum of
+    those of the gap. If the gap is as long as the memory of C, the noise of a throw is settled by that: the weights
+    leave the least of it in the model, and the rows of the next throw are C⁻¹ applied to new normals only. With a
+    shorter gap the weights are 1, and C⁻¹ goes on.
 
     Args:
       mechanism: its strategy is C, and its batching says how many iterations there are and which of them are a gap.
@@ -66,8 +68,9 @@ class NoiseStream:
       max_copies: strategies that would keep more copies of the model are streamed by regeneration.
 
     **Formal guarantees.** In exact arithmetic the rows are those of C⁻¹Z, where Z has independent standard normal
-    entries and C is the strategy as given; every row, also of a gap, is part of the noise of exactly one step. In
-    floating point each row has a relative error of order p·2⁻²⁴ (float32) or p·2⁻⁵³ (float64). A restored stream gives
+    entries and C is the strategy as given; every row, also of a gap, is part of the noise of exactly one step, with
+    some weight. So what training releases is a function of C·x + Z (docs/theory/batchings.md, "Settling"). In floating
+    point each row has a relative error of order p·2⁻²⁴ (float32) or p·2⁻⁵³ (float64). A restored stream gives
     the same bits as one that was never interrupted, and the shards of an array have the bits of the whole array.
     """
 
@@ -168,8 +171,8 @@ class NoiseStream:
                 self._add_rows(rows, array, target, scale * self.plan.scale)
 
     @contextlib.contextmanager
-    def _one_step(self) -> Iterator[list[int]]:
-        """The rows of the next step; the step is made at the end of the block."""
+    def _one_step(self) -> Iterator[list[tuple[int, float]]]:
+        """The rows of the next step and their weights; the step is made at the end of the block."""
         if self._broken:
             raise TrainingError("the noise of the last step was interrupted half-way: restore a saved state")
         if self._step >= self.steps:
@@ -178,27 +181,39 @@ class NoiseStream:
                 "another step would not be covered by the guarantee"
             )
         self._broken = True
-        yield list(self._schedule.rows(self._step))
+        rows = self._schedule.rows(self._step)
+        settling = self.mechanism.settling
+        gap = np.ones(len(rows) - 1) if settling is None else settling.weights[: len(rows) - 1]
+        yield list(zip(rows, [*gap.tolist(), 1.0], strict=True))
         self._step += 1
         self._broken = False
 
-    def _add_rows(self, rows: list[int], array: int, target: Any, factor: float) -> None:
+    def _place(self, t: int) -> tuple[int, int]:
+        """The row at which the noise that row t is made from begins, and the place of row t after it."""
+        settling = self.mechanism.settling
+        place = t if settling is None else t % settling.rows
+        return t - place, place
+
+    def _add_rows(self, rows: list[tuple[int, float]], array: int, target: Any, factor: float) -> None:
         """Add rows of the noise of an array to a tensor on the device, by a kernel that does everything."""
         last = self.iterations - 1
-        for t in rows:
+        for t, weight in rows:
+            first, place = self._place(t)
+            if place == 0 < first:
+                self._past[array][:] = 0
             self._backend.add_row(
-                target, factor, self._source, self.plan, lambda at: self._weights(min(at, last)), t, array,
-                self.shards[array], self._past[array],
+                target, weight * factor, self._source, self.plan, lambda at: self._weights(min(at, last)), first,
+                place, array, self.shards[array], self._past[array],
             )  # fmt: skip
 
-    def _sum(self, rows: list[int], array: int, start: int, count: int) -> Any:
-        """The sum of some elements of several rows."""
-        piece = self._piece(rows[0], array, start, count)
+    def _sum(self, rows: list[tuple[int, float]], array: int, start: int, count: int) -> Any:
+        """The weighted sum of some elements of several rows; a single row has weight 1."""
+        piece = self._piece(rows[0][0], array, start, count)
         if len(rows) > 1:
             total = self._backend.kept(1, count)[0]
-            self._backend.add(total, piece, 1.0)
-            for t in rows[1:]:
-                self._backend.add(total, self._piece(t, array, start, count), 1.0)
+            self._backend.add(total, piece, rows[0][1])
+            for t, weight in rows[1:]:
+                self._backend.add(total, self._piece(t, array, start, count), weight)
             piece = total
         return piece if self.plan.scale == 1.0 else self._backend.scaled(piece, self.plan.scale)
 
@@ -207,19 +222,22 @@ class NoiseStream:
         backend, plan = self._backend, self.plan
         shard = self.shards[array]
         runs, whole = shard.runs(start, count), math.prod(shard.whole)
+        first, place = self._place(t)
         if plan.method == "regeneration":
-            weights = plan.weights[t, : t + 1]
+            weights = plan.weights[place, : place + 1]
             total = backend.kept(1, count)[0]
             for j in np.flatnonzero(weights):
-                backend.add(total, backend.draw(self._source, int(j), array, whole, runs), float(weights[j]))
+                backend.add(total, backend.draw(self._source, first + int(j), array, whole, runs), float(weights[j]))
             return total
         z = backend.draw(self._source, t, array, whole, runs)
         kept = self._past[array]
+        if place == 0 < first:  # the noise of the throw before has been settled
+            kept[:, start : start + count] = 0
         if plan.method == "buffers":
             backend.drain(z, kept, start, *plan.weights.astype(self.dtype))
             return z
-        if plan.copies or self._weights(t)[0] != 1.0:
-            return backend.combine(z, kept, start, t, self._weights(t), plan.method == "back-substitution")
+        if plan.copies or self._weights(place)[0] != 1.0:
+            return backend.combine(z, kept, start, place, self._weights(place), plan.method == "back-substitution")
         return z
 
     def _weights(self, t: int) -> Any:
@@ -234,7 +252,9 @@ class NoiseStream:
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What a state must have in common with this stream."""
+        settled = {} if self.mechanism.settling is None else {"gaps": "settled"}
         return {
+            **settled,
             "strategy": strategy_digest(self.mechanism.strategy, self.iterations),
             "batching": description(self.mechanism.batching),
             "method": self.plan.method,

@@ -29,6 +29,7 @@ from dpmf.numerics import Array
 from dpmf.strategies import _number_files as files
 from dpmf.strategies.base import ToeplitzStrategy, check_dense, toeplitz_product
 from dpmf.strategies.buffered import BufferedStrategy
+from dpmf.workloads import _settled
 from dpmf.workloads._kinds import (
     Damped,
     ExplicitWorkload,
@@ -188,7 +189,8 @@ def error(mechanism: Mechanism, noise_multiplier: float, workload: Workload) -> 
     """Return the deviation of the noise in the model: root mean square over iterations, largest and last.
 
     Args:
-      mechanism: the strategy and the batching; iterations of gaps count like all others.
+      mechanism: the strategy and the batching. What counts is the model after every step of training; the noise of a
+        gap between throws is in the first step after it (docs/theory/batchings.md, "Settling").
       noise_multiplier: σ for clipping norm 1 and the strategy as given.
       workload: how the noise of single iterations adds up.
 
@@ -200,11 +202,17 @@ def error(mechanism: Mechanism, noise_multiplier: float, workload: Workload) -> 
 
 
 def squared_rows(mechanism: Mechanism, workload: Workload) -> Array:
-    """Return the squared norms of the rows of A·C⁻¹."""
+    """Return the squared norms of the rows of A·C⁻¹, or of A·B where the noise of the steps is B·Z."""
     if not isinstance(workload, Workload):
         raise validation.wrong("workload", "a dpmf workload", workload)
-    strategy, n = mechanism.strategy, mechanism.batching.iterations
-    workload.check_iterations(n)
+    strategy, n, steps = mechanism.strategy, mechanism.batching.iterations, mechanism.batching.steps
+    workload.check_iterations(steps)
+    if mechanism.settling is not None:
+        return _settled.squared_rows(workload, mechanism.settling, mechanism.batching.throws)
+    if steps < n:
+        check_dense(n)
+        rows = _settled.merged(strategy.inverse(n), steps, mechanism.batching.throws)
+        return squared_norms(workload.matrix(steps) @ rows)
     if isinstance(strategy, ToeplitzStrategy):
         return workload.squared_rows(_noising_coef(strategy, n))
     check_dense(n)

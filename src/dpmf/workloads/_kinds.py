@@ -225,7 +225,7 @@ class ExplicitWorkload(Workload):
 
     def check_iterations(self, iterations: int) -> None:
         if iterations != self.size:
-            needed = f"must be a matrix of N × N with N = {iterations} iterations (gaps included)"
+            needed = f"must be a matrix of N × N with N = {iterations} steps"
             raise ArgumentError("workload", f"{needed}, got {self.size} × {self.size}")
 
     @cached_property

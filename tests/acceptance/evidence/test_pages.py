@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -12,7 +13,7 @@ import pytest
 from evidence_cells import in_process
 
 import dpmf
-from evidence import backends, concepts, fingerprint, pages, quantities, spec, tightness
+from evidence import backends, concepts, fingerprint, pages, quantities, spec, tightness, training
 from evidence.accountants import CLAIMS
 from evidence.spec import Cell
 from evidence.store import Record, export, read_export
@@ -154,6 +155,92 @@ def test_a_page_is_stale_once_its_code_has_changed(tmp_path: Path, monkeypatch: 
     assert (found.current, found.stale, found.missing) == (1, 1, wanted - 2)
     assert found.verdict == "stale"
     assert found.codes == {fingerprint.code_version(now): 1, "0.0+older": 1}
+
+
+# --- docs/training.md: runs hold while their noise is proved ----------------------------------------------------------
+
+
+def test_every_trained_mechanism_is_asked_about() -> None:
+    rows, study = training.everything(), training.MECHANISMS.read_text()
+    assert {row.setting for row in rows} == set(training.TITLES)
+    assert len({row.cell for row in rows}) == len(rows)
+    assert set(rows) < set(training.everything(full=True))
+    assert {row.setting for row in rows if not row.claimed} == {"second"}
+    by_name = {(m["setting"], m["name"], m["epsilon"]): m for m in json.loads(study)}
+    for row in training.everything(full=True):
+        asked = row.cell.parameters
+        if asked["accountant"]["name"] == "dp_accounting":
+            assert asked["mechanism"]["batches"] % asked["period"]
+            continue
+        mechanism = spec.mechanism_of(asked["mechanism"])
+        found = by_name.get((row.setting, row.name, asked["epsilon"]))
+        if found is None:
+            assert row.setting == "accountants"
+            continue
+        assert mechanism.batching.epochs == found["epochs"]
+        assert (getattr(mechanism.batching, "gap", 0) or 0) == found.get("gap", 0)
+        if "inverse" in found:  # the noise was made with these digits
+            column = mechanism.strategy.noising_coef(mechanism.batching.iterations)
+            assert column[: len(found["inverse"])] == pytest.approx(found["inverse"], rel=1e-8)
+        elif row.name != "blt4-fixed":
+            column = mechanism.strategy.strategy_coef(mechanism.batching.iterations)
+            assert column[: len(found["coefficients"])] == pytest.approx(found["coefficients"], rel=1e-8)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "poisson", "dp_accounting"])
+def test_runs_hold_while_their_noise_is_proved(name: str) -> None:
+    kind = "fixed" if name == "dpsgd" else "poisson"
+    mechanism = spec.MechanismSpec("dpsgd", 2, 10, batching=kind).plain()
+    by = {"name": "dp_accounting" if name == "dp_accounting" else "best"}
+    asked = {"setting": "s", "name": "n", "mechanism": mechanism, "accountant": by, "epsilon": 1.0, "delta": 1e-4}
+
+    def found(sigma: float) -> dict:
+        return quantities.trained(**asked, sigma=sigma)
+
+    proved = found(2.0)["sigma"]
+    more, hair, less = found(1.05 * proved), found(proved * (1 - 1e-9)), found(0.9 * proved)
+    assert more["holds"]
+    assert more["epsilon"] == 1.0
+    assert more["sigma"] == pytest.approx(proved, rel=1e-4)
+    assert less["epsilon"] > 1.0
+    assert not less["holds"]
+    assert hair["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    with pytest.raises(ValueError, match="period must be at least the bandwidth"):
+        quantities._poisson_pld({"epochs": 1, "batches": 10, "coefficients": [1.0, 0.5]}, 1, 1.0, 1e-4, 1.0)
+
+
+def test_training_is_as_the_code_is_now_if_every_noise_multiplier_is_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page, rows = pages.PAGES["training"], training.everything()
+    page.data.parent.mkdir(parents=True)
+
+    def written(holds: Callable[[training.Trained], bool], code: str = "") -> pages.Standing:
+        page.data.write_text(
+            export(
+                Record(
+                    row.cell,
+                    code or fingerprint.code_version(row.cell),
+                    {"sigma": 1.01, "trained": 1.0, "holds": holds(row), "epsilon": 1.1},
+                    None,
+                    0.1,
+                )
+                for row in rows
+            )
+        )
+        return pages._training()
+
+    assert pages._training().verdict == "incomplete"
+    assert written(lambda row: True).verdict == "as the code is now"
+    assert written(lambda row: row.claimed).verdict == "as the code is now"  # estimates are said to be estimates
+    first = rows[0]
+    found = written(lambda row: row != first)
+    assert (found.verdict, found.stale, found.current) == ("stale", 1, len(rows) - 1)
+    assert f"{first.name}, ε = 1: trained with σ = 1, at which ε = 1.1 is proved" in training.tabulated(
+        {cell: record.result or {} for cell, record in page.committed().items()}
+    )
+    assert written(lambda row: True, "0.0+older").stale == len(rows)
 
 
 # --- made piece by piece ---------------------------------------------------------------------------------------------

@@ -31,18 +31,18 @@ NO_ERRORS = np.zeros(3)
 
 
 def exact_payoff(y: float, sign: int, strike: float, root: float, mean: float, deviation: float) -> tuple[arb, arb]:
-    """g(y) and the probability that the option pays, in balls; sign 2 is minus the call."""
+    """g(y) and the probability that the option pays, in balls; sign 2 is minus the call, −2 minus the put."""
     k, r = balls.exact(strike), balls.exact(root)
     a = balls.exact(mean) * (1 + balls.exact(deviation) * balls.exact(y))
     if not a > 0:
-        return (arb(0), arb(0)) if sign > 0 else (arb(1), arb(1))
+        return (arb(0), arb(0)) if sign > 0 else (arb(-1 if sign == -2 else 1), arb(1))
     ratio = k / a if sign > 0 else k * a
     d = r / 2 - ratio.log() / r
     value = balls.cdf(d) - ratio * balls.cdf(d - r)
-    return -value if sign == 2 else value, balls.cdf(d)
+    return -value if abs(sign) == 2 else value, balls.cdf(d)
 
 
-@pytest.mark.parametrize("sign", [1, -1, 2])
+@pytest.mark.parametrize("sign", [1, -1, 2, -2])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_payoff_is_rounded_up(seed: int, sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where y is near its least value, and 1 + deviation·y has few digits left."""
@@ -55,7 +55,7 @@ def test_the_payoff_is_rounded_up(seed: int, sign: int, monkeypatch: pytest.Monk
         part = (
             10 ** rng.uniform(-8, 3)
             if rng.random() < 0.5
-            else kink * math.exp(min(sign, 1) * rng.uniform(-37, 10) * root)
+            else kink * math.exp(max(min(sign, 1), -1) * rng.uniform(-37, 10) * root)
         )
         y = float((part - 1) / deviation)
         found = payoff(y, sign, strike, root, mean, deviation)
@@ -76,7 +76,7 @@ def test_the_payoff_ends_well() -> None:
     assert payoff(1e15, -1, 2.0, 0.3, 1.0, 0.1) < 1e-280
 
 
-@pytest.mark.parametrize("sign", [1, -1, 2])
+@pytest.mark.parametrize("sign", [1, -1, 2, -2])
 @pytest.mark.parametrize("seed", range(3))
 def test_slope_and_bend(seed: int, sign: int) -> None:
     """The derivative in balls, and second differences, which −g'' is nowhere below."""
@@ -85,7 +85,7 @@ def test_slope_and_bend(seed: int, sign: int) -> None:
         root, deviation = float(10 ** rng.uniform(-1.5, 0.3)), float(10 ** rng.uniform(-2, 0))
         law = (sign, float(math.exp(rng.uniform(-1, 3))), root, float(math.exp(rng.uniform(-1, 1))), deviation)
         kink = (law[1] if sign > 0 else 1 / law[1]) / law[3]
-        y = float((kink * math.exp(min(sign, 1) * rng.uniform(-3, 5) * root) - 1) / deviation)
+        y = float((kink * math.exp(max(min(sign, 1), -1) * rng.uniform(-3, 5) * root) - 1) / deviation)
         h = 1e-3 * root * (1 + deviation * y) / deviation
         left, here, right = (payoff(x, *law) for x in (y - h, y, y + h))
         assert smoothed._slope(y, *law) == pytest.approx((right - left) / (2 * h), rel=1e-4, abs=1e-9 / h)
@@ -104,7 +104,7 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("sign", [1, -1, 2])
+@pytest.mark.parametrize("sign", [1, -1, 2, -2])
 @pytest.mark.parametrize("numbers", LAWS)
 def test_lifted_polynomials_are_above_the_payoff(numbers: tuple[float, float, float, float], sign: int) -> None:
     rng = np.random.default_rng(5)
@@ -190,12 +190,14 @@ def test_no_law_with_these_moments_is_worth_more(
             sign, strike, root, mean, deviation, lowest, skewness, kurtosis * (1 + 1e-12), errors, 0.0
         )  # fmt: skip
         assert exact * (1 - 1e-9) <= bound <= 1
-        if sign > 0:
-            below = smoothed_below(strike, root, mean, deviation, lowest, skewness, kurtosis * (1 + 1e-12), errors)
-            assert 0 <= below <= exact * (1 + 1e-9)
+        below = smoothed_below(
+            sign, strike, root, mean, deviation, lowest, skewness, kurtosis * (1 + 1e-12), errors, 0.0
+        )  # fmt: skip
+        assert 0 <= below <= exact * (1 + 1e-9)
     bound = smoothed_above(sign, strike, root, mean, deviation, lowest, skewness, 2 * kurtosis, errors, 0.0)
     assert bound >= exact * (1 - 1e-9)
-    assert sign < 0 or smoothed_below(strike, root, mean, deviation, lowest, skewness, 2 * kurtosis, errors) <= exact
+    below = smoothed_below(sign, strike, root, mean, deviation, lowest, skewness, 2 * kurtosis, errors, 0.0)
+    assert below <= exact * (1 + 1e-9)
 
 
 def pool_of(cases: list[tuple[float, ...]], strike: float, root: float) -> np.ndarray:
@@ -262,6 +264,8 @@ def test_rare_values_below_the_least_one_are_paid_for(
     if lowest < -1e-3:
         bound = smoothed_above(-1, strike, root, 1.0, deviation, lowest, skewness, kurtosis, errors, rare * 1.001)
         assert exact * (1 - 1e-9) <= bound <= 1
+        below = smoothed_below(-1, strike, root, 1.0, deviation, lowest, skewness, kurtosis, errors, rare * 1.001)
+        assert 0 <= below <= exact * (1 + 1e-9)
 
 
 CASES = [
@@ -287,7 +291,8 @@ PUTS = [
 
 @pytest.mark.parametrize(
     "case",
-    [(sign, *case[:4], -1 / case[3], *case[4:]) for case in CASES for sign in (1, 2)] + [(-1, *put) for put in PUTS],
+    [(sign, *case[:4], -1 / case[3], *case[4:]) for case in CASES for sign in (1, 2)]
+    + [(sign, *put) for put in PUTS for sign in (-1, -2)],
 )
 def test_it_is_about_the_least_that_four_moments_allow(case: tuple[float, ...]) -> None:
     """A linear programme over polynomials that are above the payoff at many points: a lower bound, and close."""
@@ -307,8 +312,8 @@ def test_it_is_about_the_least_that_four_moments_allow(case: tuple[float, ...]) 
     ).fun * unit  # fmt: skip
     found = smoothed_above(*case, NO_ERRORS, 0.0)
     assert least - 1e-6 * abs(least) <= found <= least + 0.1 * abs(least)
-    if sign == 2:
-        assert smoothed_below(*case[1:], NO_ERRORS) == -found
+    if abs(sign) == 2:
+        assert smoothed_below(sign // 2, *case[1:], NO_ERRORS, 0.0) == -found
     if sign == 1:
         assert smoothed_likely(*case[:5], skewness) <= 1.001 * found
 
@@ -321,5 +326,6 @@ def test_bounds_allow_for_errors_of_the_moments() -> None:
         assert values[1] <= values[0] * 1.05 + 1e-5
     assert smoothed_above(1, 2.0, 0.2, 1.0, 0.1, -10.0, math.nan, 9.0, NO_ERRORS, 0.0) == 1.0
     assert smoothed_above(1, 2.0, 0.2, 1.0, 0.1, -10.0, 1.0, math.inf, NO_ERRORS, 0.0) == 1.0
-    assert smoothed_below(2.0, 0.2, 1.0, 0.1, -10.0, math.nan, 9.0, NO_ERRORS) == 0.0
-    assert smoothed_below(2.0, 0.2, 1.0, 0.1, -10.0, 1.0, math.inf, NO_ERRORS) == 0.0
+    for sign in (1, -1):
+        assert smoothed_below(sign, 2.0, 0.2, 1.0, 0.1, -10.0, math.nan, 9.0, NO_ERRORS, 0.0) == 0.0
+        assert smoothed_below(sign, 2.0, 0.2, 1.0, 0.1, -10.0, 1.0, math.inf, NO_ERRORS, 0.0) == 0.0

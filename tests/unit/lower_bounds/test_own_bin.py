@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import knobs
 import numpy as np
@@ -183,3 +184,29 @@ def test_nothing_is_said_out_of_range() -> None:
     bins = bins_of(GRAM)
     assert bins.delta(1e-3, 1.0) == bins.delta(1e-200, 1.0) == bins.delta(1e200, 1.0) == bins.delta(1.0, 1e4) == 0.0
     assert bins_of(np.eye(3)).delta(1.0, 1.0) >= 0.0
+
+
+def test_bins_that_share_nothing_are_made_to_share_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a v > 0 entries off the diagonal are lowered; δ is 1e-5 at a sampled σ of 1.281 (docs/tightness.md)."""
+    coefficients = [1.0, 0.34, 0.6, 0.68, 0.07, 0.4, 0.2, 0.92, 0.05, 0.54, 0.84, 0.45]
+    bins = bins_of(Mechanism(strategies.coefficients(coefficients), BallsInBins(1, 107)).gram)
+    assert Shared.of(bins.gram) is None
+    assert 3e-6 < bins.delta(1.281, 3.4, fine=False) < 1e-5
+    monkeypatch.setattr(_own_bin, "_TUNING", replace(_own_bin._TUNING, shrunk=(0.0,)))
+    assert bins.delta(1.281, 3.4, fine=False) == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_singular_matrices_are_never_above_the_truth(seed: int) -> None:
+    """Of rank one or two, so that nothing is left when something is taken off all entries."""
+    rng = np.random.default_rng(seed)
+    loads = rng.random((3, 1 + seed % 2)) + 0.2
+    gram = loads @ loads.T
+    for part in (0.0, 0.01, 0.3, 1.0, 2.0):
+        lowered = _own_bin._shrunk(gram, part)
+        assert np.all(lowered <= gram)
+        assert np.array_equal(np.diagonal(lowered), np.diagonal(gram))
+        assert np.linalg.eigvalsh(lowered).min() >= -1e-12
+    for sigma, epsilon in ((1.0, 0.3), (0.6, 1.5), (2.0, 0.1)):
+        truth = oracles.delta(gram / sigma**2, epsilon, "remove")
+        assert bins_of(gram).delta(sigma, epsilon) <= truth * (1 + 1e-7)

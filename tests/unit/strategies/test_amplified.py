@@ -17,6 +17,7 @@ from dpmf.strategies.amplified import _families, _search
 from dpmf.strategies.amplified._families import Family
 from dpmf.strategies.amplified._losses import Sampler
 from dpmf.strategies.amplified._search import Throw
+from dpmf.strategies.settling import loss_of_noising
 
 TARGET = (2.0, 1e-5)
 N = 40
@@ -73,7 +74,7 @@ def test_the_objective_and_its_gradient(family: Family, throw: Throw, monkeypatc
         return type("Result", (), {"x": x})
 
     monkeypatch.setattr(scipy.optimize, "minimize", note)
-    _search._minimise(family, throw, workload.loss(N), weights, x)
+    _search._minimise(family, throw, loss_of_noising(workload.loss(N)), weights, x)
     (objective,) = seen
     assert callable(objective)
     value, gradient = objective(x)
@@ -204,3 +205,16 @@ def test_power_series() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+@pytest.mark.parametrize("bandwidth", [4, 16])
+def test_bands_for_poisson_samples_are_no_worse_than_the_square_root(bandwidth: int) -> None:
+    """Where iterations of a record share no noise, the least error × norm is sought, and must be found."""
+    batching, workload = Poisson(10, 100, 20), workloads.prefix()
+    found = strategies.optimised(batching, workload, (8.0, 1e-5), bandwidth=bandwidth)
+
+    def size(strategy: strategies.base.ToeplitzStrategy) -> float:
+        norm = np.linalg.norm(strategy.strategy_coef(1000))
+        return math.sqrt(workload.loss(1000)(strategy.noising_coef(1000))[0]) * float(norm)
+
+    assert size(found) < 0.97 * size(strategies.bsr(bandwidth))

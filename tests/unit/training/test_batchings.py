@@ -14,9 +14,10 @@ from dpmf.batching import BallsInBins, Batching, OneThrow, Poisson, cyclic_poiss
 from dpmf.errors import TrainingError
 from dpmf.strategies.base import Strategy
 from dpmf.strategies.unamplified import BLT
-from dpmf.training import BatchSampler, NoiseStream, jax
+from dpmf.training import BatchSampler, NoiseStream, jax, noise_levels
 from dpmf.training._schedule import Schedule
 from tests import private_runs
+from tests.decoders import decoder, merged
 
 SOURCES = ("fast", "secure")
 BINS = [
@@ -145,23 +146,6 @@ def noise_of(mechanism: dpmf.Mechanism, **options: Any) -> NoiseStream:
     return NoiseStream(mechanism, [(70,)], seed=7, dtype="float64", max_copies=8, **options)
 
 
-def merged(mechanism: dpmf.Mechanism) -> np.ndarray:
-    """The matrix that adds the rows of each gap to the step after it, made from the definition of the batching."""
-    batching = mechanism.batching
-    rows: list[np.ndarray] = []
-    row, pending = 0, np.zeros(batching.iterations)
-    for epoch in range(batching.epochs):
-        if epoch and epoch % batching.rethrow_every == 0:
-            pending[row : row + batching.gap] = 1.0
-            row += batching.gap
-        for _ in range(batching.batches_per_epoch):
-            pending[row] = 1.0
-            rows.append(pending)
-            row, pending = row + 1, np.zeros(batching.iterations)
-    assert row == batching.iterations
-    return np.stack(rows)
-
-
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize(("strategy", "batching"), GAPS, ids=str)
 def test_the_noise_of_gaps_is_in_the_next_step(
@@ -172,15 +156,20 @@ def test_the_noise_of_gaps_is_in_the_next_step(
     else:
         monkeypatch.setattr("dpmf.training._backends.CHUNK", 16)
     mechanism = dpmf.Mechanism(strategy, batching)
-    n, adding = mechanism.batching.iterations, merged(mechanism)
+    n, decoding = mechanism.batching.iterations, decoder(mechanism)
     white = noise_of(dpmf.Mechanism(dpmf.strategies.dpsgd(), BallsInBins(1, n)), backend=backend)
     z = np.stack([np.asarray(white.next()[0]) for _ in range(n)])
-    dense = np.linalg.solve(mechanism.strategy.matrix(n), z)
+    dense = decoding @ z
     noise = noise_of(mechanism, backend=backend)
     found = np.stack([np.asarray(noise.next()[0]) for _ in range(noise.steps)])
     assert len(found) == 4 * batching.epochs < n
-    np.testing.assert_allclose(found, adding @ dense, atol=1e-10 * np.abs(dense).max(), rtol=0)
-    np.testing.assert_allclose(found.sum(axis=0), dense.sum(axis=0), atol=1e-10 * np.abs(dense).max() * n, rtol=0)
+    np.testing.assert_allclose(found, dense, atol=1e-10 * np.abs(dense).max(), rtol=0)
+    # What is released is a function of C·x + Z: the decoder gives back what the steps put in.
+    columns = [int(np.flatnonzero(row)[-1]) for row in merged(mechanism)]
+    np.testing.assert_allclose(
+        decoding @ mechanism.strategy.matrix(n)[:, columns], np.eye(noise.steps), atol=1e-10 * n, rtol=0
+    )
+    np.testing.assert_allclose(noise_levels(mechanism), np.linalg.norm(decoding, axis=1), rtol=1e-10)
     with pytest.raises(TrainingError, match=f"all {noise.steps} steps"):
         noise.next()
     for stop in (3, 4, 5):
@@ -191,6 +180,23 @@ def test_the_noise_of_gaps_is_in_the_next_step(
         second.load_state_dict(first.state_dict())
         rest = np.stack([np.asarray(second.next()[0]) for _ in range(noise.steps - stop)])
         assert np.array_equal(rest, found[stop:])
+
+
+def test_settling_with_regeneration() -> None:
+    """A bandwidth beyond the copies that may be kept: rows are made from normals that are drawn again."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(6), BallsInBins(4, 7, rethrow_every=2))
+    kept, drawn_again = noise_of(mechanism), NoiseStream(mechanism, [(70,)], seed=7, dtype="float64", max_copies=2)
+    assert (kept.plan.method, drawn_again.plan.method) == ("back-substitution", "regeneration")
+    for _ in range(kept.steps):
+        np.testing.assert_allclose(drawn_again.next()[0], kept.next()[0], atol=1e-12)
+
+
+def test_a_state_from_before_settling_is_refused() -> None:
+    stream = noise_of(dpmf.Mechanism(*GAPS[0]))
+    state = stream.state_dict()
+    del state["gaps"]
+    with pytest.raises(ValueError, match="state must be one"):
+        stream.load_state_dict(state)
 
 
 def test_a_state_of_another_gap_is_refused() -> None:
@@ -209,7 +215,7 @@ def test_the_noise_of_gaps_with_jax(strategy: Strategy, batching: BallsInBins) -
     import jax as jax_itself
 
     mechanism = dpmf.Mechanism(strategy, batching)
-    n, size = mechanism.batching.iterations, 20_000
+    size = 20_000
     privatizer = jax.privatizer(mechanism, noise_multiplier=2.0, l2_sensitivity=0.5, prng_key=3)
     update = jax_itself.jit(privatizer.update)
     zero, out = jnp.zeros(size), []
@@ -218,8 +224,8 @@ def test_the_noise_of_gaps_with_jax(strategy: Strategy, batching: BallsInBins) -
         noisy, state = update(zero, state)
         out.append(np.asarray(noisy, dtype=np.float64))
     assert np.isnan(update(zero, state)[0]).all()
-    adding = merged(mechanism) @ np.linalg.inv(mechanism.strategy.matrix(n))
-    white = np.linalg.solve(np.linalg.cholesky(adding @ adding.T), np.stack(out))
+    decoding = decoder(mechanism)
+    white = np.linalg.solve(np.linalg.cholesky(decoding @ decoding.T), np.stack(out))
     covariance = white @ white.T / size
     assert np.abs(covariance - np.eye(len(covariance))).max() < 5.5 * (2 / size) ** 0.5
 

@@ -53,7 +53,8 @@ class _Tuning:
       same_value: change of log(G/σ²) over which the value is known well enough to choose the law by it.
       clearly: another inversion is taken where its value is below this part of that of the one which was tried first.
       noise: the part of a value that rounding errors may be before another inversion is tried.
-      group: largest difference of the ε whose strikes share a pass over the frequencies.
+      group: differences of the ε whose strikes share a pass over the frequencies: always, and where δ falls slowly.
+      fall: the part that δ at the end of a longer group is expected to be of the one at its beginning, at the least.
       range_together: the part that δ at the largest ε of a group is expected to be of the one before the group.
       most_shared: frequencies of a coarse pass beyond which strikes do not share it (tilted, others).
       least_delta: smaller δ need not be bounded tightly.
@@ -82,7 +83,8 @@ class _Tuning:
     same_value: float = 0.03
     clearly: float = 0.98
     noise: float = 0.025
-    group: float = 0.65
+    group: tuple[float, float] = (0.65, 1.0)
+    fall: float = 1e-3
     range_together: float = 1e-6
     most_shared: tuple[int, int] = (300, 600)
     least_delta: float = 1e-15
@@ -208,14 +210,17 @@ class ChainBound(PreparedAccountant):
         found = [1.0] * len(epsilons)
 
         def groups() -> Iterator[None]:
-            above, left = 1.0, order
+            above, left, width = 1.0, order, _TUNING.group[0]
             while left:
                 budget.check()
-                group = [k for k in left if epsilons[k] <= epsilons[left[0]] + _TUNING.group]
+                group = [k for k in left if epsilons[k] <= epsilons[left[0]] + width]
                 left = left[len(group) :]
                 values = self._together(noise_multiplier, [epsilons[k] for k in group], direction, above, rough)
                 for k, value in zip(group, values, strict=True):
                     found[k] = above = min(above, value)
+                passed, fallen = epsilons[group[-1]] - epsilons[group[0]], found[group[0]] / above
+                slow = fallen > 1 and passed * math.log(1 / _TUNING.fall) >= _TUNING.group[1] * math.log(fallen)
+                width = _TUNING.group[slow]
                 yield
 
         budget.as_far_as_it_goes(groups())

@@ -51,6 +51,8 @@ class _Tuning:
       ring_rates: rates −log ρ that are tried for a ring.
       knots: places of the knots of a line's loads, deviations and rates.
       line_starts: loads and rates from which the fits of a line start.
+      good_start: a fit whose cost is at most this many times that of G itself needs no other start: others find the
+        same line.
       many: from so many batches on, no line is fitted beside a ring where memory is short: its knots are too far apart.
       short_memory: memory is short where the mean of G is a smaller part of its largest entry.
       top_rate: the largest rate of a line: a correlation of e^(−5) a step is none.
@@ -72,6 +74,7 @@ class _Tuning:
     ring_rates: tuple[float, ...] = tuple((-np.log1p(-np.geomspace(0.003, 0.95, 160))).tolist())
     knots: tuple[float, ...] = (0.0, 0.08, 0.2, 0.33, 0.46, 0.6, 0.72, 0.82, 0.9, 0.96, 1.0)
     line_starts: tuple[tuple[float, float], ...] = ((0.5, 0.15), (0.7, 0.3))
+    good_start: float = 1.25
     many: int = 600
     short_memory: float = 0.1
     top_rate: float = 5.0
@@ -203,22 +206,23 @@ def ring_chain(gram: Array, emphasis: float) -> LineModel:
     weight = np.exp(emphasis * g / g[0])
     best = (math.inf, 0.0, 0.0, 0.0)
     floor, nearest = float(g[1:].min()), float(g[1:].max())
+    rates = np.exp(-np.array(_TUNING.ring_rates))[:, None]
+    shapes = (rates**d + rates ** (b - d)) / (1 + rates**b)
     for tau in (0.0, *np.unique(floor + (nearest - floor) * np.array(_TUNING.ring_constants))):
-        for rho in np.exp(-np.array(_TUNING.ring_rates)):
-            shape = (rho**d + rho ** (b - d)) / (1 + rho**b)
-            above = g[1:] > tau
-            with np.errstate(divide="ignore", over="ignore"):
-                variance = float(((g[1:] - tau)[above] / shape[1:][above]).max()) if above.any() else 0.0
-            if not 0 < variance < math.inf:
-                continue
-            lags = tau + variance * shape
-            lags[0] = max(g[0], lags[0])
+        above = g[1:] > tau
+        if not above.any():
+            continue
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            variances = ((g[1:] - tau)[above] / shapes[:, 1:][:, above]).max(axis=1)
+            lags = tau + variances[:, None] * shapes
+            lags[:, 0] = np.maximum(g[0], lags[:, 0])
             # Merging τ into the load of x_0 adds this much, on average over a row.
-            load = math.sqrt(variance) * shape
-            merged = float(np.sqrt(load**2 + tau).sum() ** 2 - load.sum() ** 2) / b - b * tau
-            cost = float(weight @ lags) + merged
-            if cost < best[0]:
-                best = (cost, tau, float(rho), variance)
+            loads = np.sqrt(variances)[:, None] * shapes
+            merged = (np.sqrt(loads**2 + tau).sum(axis=1) ** 2 - loads.sum(axis=1) ** 2) / b - b * tau
+            costs = np.where((variances > 0) & np.isfinite(variances), lags @ weight + merged, math.inf)
+        least = int(np.argmin(np.nan_to_num(costs, nan=math.inf, posinf=math.inf)))
+        if costs[least] < best[0]:
+            best = (float(costs[least]), tau, float(rates[least, 0]), float(variances[least]))
     _, tau, rho, variance = best
     if variance == 0.0:
         return shared_factor(gram)
@@ -245,7 +249,11 @@ def line_chain(gram: Array, emphasis: float) -> LineModel:
     quadratic programming on a sample of pairs, to which the pairs that are violated most are added.
     """
     fit = _LineFit(gram, emphasis)
-    found = [raised(fit.solve(load, rate), gram) for load, rate in _TUNING.line_starts]
+    found: list[LineModel] = []
+    for load, rate in _TUNING.line_starts:
+        found.append(raised(fit.solve(load, rate), gram))
+        if fit.cost_of(found[-1]) <= _TUNING.good_start * fit.least:
+            break
     return min(found, key=fit.cost_of)
 
 
@@ -272,6 +280,8 @@ class _LineFit:
         self._diagonal = np.diagonal(self._gram)[rows]
         self._rows = rows
         self._diagonal_weight = 0.5 * np.exp(emphasis * self._diagonal)
+        between = float(self._weight @ self._gram[self._i, self._j])
+        self.least = between + float(self._diagonal_weight @ self._diagonal)  # what G itself would cost
 
     def cost_of(self, model: LineModel) -> float:
         covariance = model.covariance() / self._scale

@@ -149,6 +149,7 @@ class Least(PreparedAccountant):
         self.parts = tuple(parts)
         self._stop, self._time_budget = stop, time_budget
         self._seldom = frozenset(seldom)  # names of parts that win only at very small δ or large ε
+        self._met: dict[Direction, PreparedAccountant] = {}  # whose bound met a target last
 
     @classmethod
     def of(cls, prepared: PreparedAccountant, relation: str = "both") -> Least:
@@ -196,7 +197,11 @@ class Least(PreparedAccountant):
                 found = found or bound.delta(noise_multiplier, epsilon, direction, target_delta)
                 lead.offer(found.value, found, bound)
 
-            found = self._seek(partial(_each, ask=ask, enough=enough), enough, _usual(epsilon, target_delta))
+            def improve(bounds: Sequence[PreparedAccountant], lead: _Lead) -> None:
+                last = None if target_delta is None else self._met.get(direction)
+                _each(sorted(bounds, key=lambda bound: bound is not last), lead, ask=ask, enough=enough)
+
+            found = self._seek(improve, enough, _usual(epsilon, target_delta))
             evaluation = self._labelled(found)
             if self._stop is None or target_delta is not None:
                 return evaluation
@@ -299,6 +304,7 @@ class Least(PreparedAccountant):
                 lead.offer(found.noise_multiplier, found.evaluation, found.bound)
 
             found = self._seek(improve, enough, _usual(epsilon, delta))
+        self._met[direction] = found.bound
         evaluation = self._labelled(found)
         return found.value, evaluation if self._stop is None else _with_gap(evaluation, found.value, below)
 

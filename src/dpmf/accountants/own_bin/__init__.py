@@ -22,9 +22,11 @@ from dpmf import budget, validation
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.moments._given_mean import Shape, scaled
 from dpmf.accountants.own_bin._between_nodes import Curves
+from dpmf.accountants.own_bin._extrapolated import extrapolated
 from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, circulant_above
+from dpmf.accountants.own_bin._given_radius import FAR, GivenRadius, falling_curve
 from dpmf.accountants.protocol import Accountant, Direction, Evaluation, PreparedAccountant
-from dpmf.kernels.smoothed import pooled_above, smoothed_above, smoothed_likely, smoothed_polynomial
+from dpmf.kernels.smoothed import pooled_above, smoothed_above, smoothed_below, smoothed_likely, smoothed_polynomial
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
@@ -47,6 +49,11 @@ class _Tuning:
       circulant_cost: by which factor the sum of all entries may grow for the matrix to be made circulant.
       largest_variance: above this G/σ² moments say nothing, and the closed form without amplification answers.
       negligible: it also does below this δ.
+      smaller: how many smaller ε are asked in the add direction, to extrapolate from.
+      radii: the distance of nodes of the radius of the slowest wave, up to 3.
+      far_radii: the nodes from there on.
+      close: where a bound of the add direction is at most so many times what it bounds, nothing else is asked.
+      far_below: nor where it is at most this part of the target.
       usual_delta: the δ that matters where no target says so.
       dense_from: where nodes become dense, in deviations of τ.
       widest: the largest distance of nodes.
@@ -65,6 +72,11 @@ class _Tuning:
     circulant_cost: float = 1.02
     largest_variance: float = 12.0
     negligible: float = 1e-100
+    smaller: int = 20
+    radii: float = 0.25
+    far_radii: tuple[float, ...] = (3.0, 3.5, 4.2, 5.2, 6.6)
+    close: float = 1.05
+    far_below: float = 0.02
     usual_delta: float = 1e-6
     dense_from: float = -4.2
     widest: float = 2.5
@@ -167,26 +179,67 @@ class _Law:
         without what they share, a normal variable of variance 1ᵀC1/b².
         """
         assert self._shared is not None
+        return self._not_below(GivenBin(self._shared, None).anywhere(self._count == 1))
+
+    def _not_below(self, shape: Shape) -> Shape:
+        """The same with the least value that is missed with probability `_RARE`."""
+        assert self._shared is not None
         s, v = self._shared.s, self._shared.variance
-        b = len(s)
-        shape = GivenBin(self._shared, None).at(0.0)
         variance = max(float(s.mean()) - v, 0.0) + 1e-12 * float(s.max())
-        half = (float(np.trace(s)) / b - v) / 2
+        half = (float(np.trace(s)) / len(s) - v) / 2
         lowest = math.exp(float(ndtri(_RARE)) * math.sqrt(variance) - half) * (1 - 1e-9) / shape.mean - 1
         return replace(shape, lowest=max(lowest / shape.deviation * (1 + 1e-9), shape.lowest))
 
-    def put(self, strike: float) -> tuple[float, float]:
-        """A bound on E(1 − K·A)_+, and about what it bounds.
+    @cached_property
+    def _radii(self) -> tuple[list[tuple[float, Shape]], float]:
+        """Weights of nodes of the radius of the slowest wave and what is known there, and what is to be added."""
+        given = GivenRadius(self._shared) if self._shared is not None and self._count == 1 else None
+        if given is None or not given.usable or self._root >= FAR:
+            return [], 1.0
+        nodes: Array = np.unique(np.concatenate([np.arange(0.0, 3.0, _TUNING.radii), _TUNING.far_radii]))
+        shapes = [self._not_below(given.at(radius)) for radius in nodes.tolist()]
+        if any(given.angle_matters(one, shape, _RARE) for one, shape in zip(nodes.tolist(), shapes, strict=True)):
+            return [], 1.0
+        curve, more = falling_curve(given.wave, self._root)
+        weights = curve.weights(nodes, radial=True)
+        beyond = math.exp(-(float(nodes[-1]) ** 2) / 2)
+        return list(zip(weights.tolist(), shapes, strict=True)), (float(weights.sum()) * more + beyond) * (1 + 1e-9)
+
+    def put(self, strike: float, enough: float = 0.0) -> tuple[float, float]:
+        """A bound on E(1 − K·A)_+, and about what it bounds; no effort is made to get below `enough`.
 
         **Formal guarantees.** The variable that all bins share is integrated in closed form; the payoff is then a
         smooth function of what is left of A, which `smoothed_above` bounds, together with the rare case that what is
-        left is below its least value.
+        left is below its least value. Bounds from both sides at smaller strikes bound it, too (`extrapolated`). So do
+        bounds at nodes of the radius of the slowest wave: between two of them, payoff plus a number is at most a
+        solution of an equation (`falling_curve`), whatever the angle and all else, and beyond the last the payoff is at
+        most 1. What the angle changes is covered by `_RARE` once more (`GivenRadius.angle_matters`).
         """
         shape = self._anywhere
+        value = self._put_above(strike)
+        likely = smoothed_likely(-1, strike, self._root, shape.mean, shape.deviation, shape.skewness)
+        if strike > 1 and value > max(_TUNING.close * likely, enough):
+            smaller = np.exp(np.linspace(0, math.log(strike), _TUNING.smaller + 1)[:-1]).tolist()
+            upper, lower = map(self._put_above, smaller), map(self._put_below, smaller)
+            value = min(value, extrapolated(strike, smaller, list(upper), list(lower)))
+        if strike > 1 and value > max(_TUNING.close * likely, enough):
+            asked, more = self._radii
+            value = min(value, sum(weight * self._put_above(strike, shape) for weight, shape in asked) + more)
+        return value, likely
+
+    def _put_above(self, strike: float, shape: Shape | None = None) -> float:
+        """A bound from one polynomial, at most 1, for one law; it allows for `_RARE` twice."""
+        shape = self._anywhere if shape is None else shape
         moved = strike * (1 - 4 * shape.error - 4 * UNIT)
-        law = -1, moved, self._root, shape.mean, shape.deviation
-        value = smoothed_above(*law, *shape.known, _RARE)
-        return (value if value < 1 else 1.0) * (1 + 1e-9), smoothed_likely(*law, shape.skewness)
+        value = smoothed_above(-1, moved, self._root, shape.mean, shape.deviation, *shape.known, 2 * _RARE)
+        return min(float(value) * (1 + 1e-9), 1.0) if value < 1 else 1.0
+
+    def _put_below(self, strike: float) -> float:
+        """A lower bound from one polynomial, at least 0."""
+        shape = self._anywhere
+        moved = strike * (1 + 4 * shape.error + 4 * UNIT)
+        value = smoothed_below(-1, moved, self._root, shape.mean, shape.deviation, *shape.known, _RARE)
+        return float(value) * (1 - 1e-9) if value > 0 else 0.0
 
     def call(self, strike: float, last: float) -> tuple[float, float]:
         """A bound on E(A − K)_+, and about what it bounds."""
@@ -203,15 +256,17 @@ class _Law:
         return (float(weights @ values) + outside) * (1 + 1e-9), float(weights @ likely)
 
     def _nodes(self, strike: float, last: float) -> Array:
-        """Nodes from −`last` to `last`: equidistant ones where one bin is asked, as few as will do where all are."""
+        """Nodes from −`last` or before to `last` or beyond: equidistant where one bin is asked, few where all are."""
         most = 2.8 / max(1e-9, *(one.curve.frequency for one in self.bins))
         h = min(self._spacing, most / 2, _TUNING.widest)
         widest = min(_TUNING.widest, most - h)  # cells on the grid become wider by up to h
-        low = max(_TUNING.dense_from, -last) if self._count == 1 else -last
-        wide: Array = np.linspace(-last, low, math.ceil((low + last) / widest), endpoint=False, dtype=float)
-        grid: Array = low + h * np.arange(math.ceil((last - low) / h) + 1, dtype=np.float64)
         if self._count == 1:
-            return np.append(wide, grid)
+            low = max(_TUNING.dense_from, -last)
+            wide: Array = np.linspace(-last, low, math.ceil((low + last) / widest), endpoint=False, dtype=float)
+            return np.append(wide, low + h * np.arange(math.ceil((last - low) / h) + 1, dtype=np.float64))
+        # Multiples of h, so that the moments at a node serve all strikes.
+        half = math.ceil(last / h)
+        grid: Array = h * np.arange(-half, half + 1, dtype=np.float64)
         # A cell of width t where much of the bound, f, comes from costs about f·t³: all should cost the same.
         one = max(self.bins, key=lambda one: one.given.own)
         law, seen = _Payoff(strike, self._root), grid[:: _TUNING.every]
@@ -289,12 +344,15 @@ class _PreparedOwnBin(PreparedAccountant):
         found: list[tuple[float, float]] = []
         if direction == "add":
             laws = [self._law(noise_multiplier, True)] + ([self._law(noise_multiplier, False)] if costly else [])
-            found = [law.put(strike) for law in laws if law.usable]
+            enough = _TUNING.far_below * (target_delta or 0.0)
+            found = [law.put(strike, enough) for law in laws if law.usable]
             bins = 0
         else:
             aimed = min(target_delta or _TUNING.usual_delta, plain)
             last = float(-ndtri(max(_TUNING.beyond * aimed, 1e-300)))
             each = costly and self._b <= _TUNING.each_batches
+            if each and not self._law(noise_multiplier, False).usable:
+                each = False  # some bins share nothing with the others; on the ring of the circulant matrix they do
             law, bins = self._law(noise_multiplier, not each), self._b if each else 1
             found = [law.call(strike, last)] if law.usable else []
             if target_delta is None and found and found[0][0] < _TUNING.too_far * aimed:

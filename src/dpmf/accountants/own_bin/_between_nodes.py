@@ -42,8 +42,10 @@ class Curve:
     def frequency(self) -> float:
         return math.sqrt(max(self.beta - self.alpha * self.alpha, 0.0))
 
-    def weights(self, nodes: Array) -> Array:
+    def weights(self, nodes: Array, *, radial: bool = False) -> Array:
         """∫ f(x)·φ(x) dx between the first and the last node, as weights of values at the nodes; rounded up.
+
+        If radial, ∫ f(x)·x·e^(−x²/2) dx: x is the radius of a pair of normal variables, at least 0.
 
         f solves the equation in every cell and has the values given at both ends. Where a cell is not clearly narrower
         than π/`frequency`, nothing can be said, and weights are infinite.
@@ -58,6 +60,8 @@ class Curve:
         before = width - after
         x = left + after
         density = np.exp(-x * x / 2) * _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi)) / wave(rate * width)
+        if radial:
+            density *= x * math.sqrt(2 * math.pi)
         weights = np.zeros(len(nodes))
         weights[:-1] += (density * wave(rate * before) * np.exp(-self.alpha * after)).sum(axis=1)
         weights[1:] += (density * wave(rate * after) * np.exp(self.alpha * before)).sum(axis=1)

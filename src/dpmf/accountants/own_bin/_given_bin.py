@@ -110,13 +110,16 @@ class GivenBin:
         if bin_index is not None:
             self._look(rest, bin_index, RAISED * float(s.max()) / (1 + RAISED))
         self.largest = float(np.abs(self.loads).max()) * (1 + 1e-12)
-        self._b = b
         rest -= np.outer(self.loads, self.loads)
         self._tilt: Array = np.zeros(b) if bin_index is None else rest[bin_index].copy()
+        self._remember(rest, 6 * UNIT * (float(s.max()) + shared.variance + self.largest**2))
+
+    def _remember(self, rest: Array, error: float) -> None:
+        """Keep what all moments need of the covariance that is left, which has this error."""
+        self._b = len(rest)
         self._f = np.expm1(rest)
         sizes = np.abs(self._f)
         largest = float(sizes.max())
-        error = 6 * UNIT * (float(s.max()) + shared.variance + self.largest**2)
         self._error = (1 + largest) * error + 4 * UNIT * largest
         self._step = max(math.sqrt(float((sizes * sizes).mean())), self._error)
         self._largest = largest + self._error + self._step  # with room for what is added to bound errors
@@ -141,6 +144,10 @@ class GivenBin:
         """What is known of Σ α_j·ξ_j given τ."""
         return self._of(self._terms(tau), abs(tau))
 
+    def anywhere(self, circulant: bool) -> Shape:
+        """What is known of Σ ξ_j/b where no bin was given; of a circulant matrix, the fourth moment is computed."""
+        return self._of(self._terms(0.0), 0.0, circulant)
+
     def below(self, low: float, centre: float, high: float) -> Shape:
         """The same at `centre`, for a sum that is at most Σ α_j·ξ_j between `low` and `high`, with other loads there.
 
@@ -159,7 +166,8 @@ class GivenBin:
         found: Array = np.exp(np.minimum(self.loads * tau - self.loads**2 / 2 + self._tilt, 600.0))
         return found
 
-    def _of(self, terms: Array, size: float) -> Shape:
+    def _of(self, terms: Array, size: float, alike: bool = False) -> Shape:
+        """Moments for some terms; all vertices are alike where the matrix is circulant and the terms are equal."""
         budget.check()
         b, f = self._b, self._f
         sizes = np.abs(f)
@@ -176,6 +184,8 @@ class GivenBin:
         complete = float(near.max()) * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
         if complete > _NEGLIGIBLE * graphs.four:
             complete = min(complete, complete_graph(sizes, weights, None, _NEGLIGIBLE * graphs.four))
+        if alike:
+            complete = min(complete, self._complete_from_one(relative, float((near + self._step).max())))
         variance = graphs.two + two
         deviation = math.sqrt(max(variance, 1e-300))
         exponent = self.largest * (size + self.largest) + float(np.abs(self._tilt).max())
@@ -188,6 +198,17 @@ class GivenBin:
             errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
             error=(2 * b + 64) * UNIT * (1 + exponent),
         )
+
+    def _complete_from_one(self, relative: float, near: float) -> float:
+        """The sum over the complete graph of four vertices, all weights being 1/b and all vertices alike.
+
+        **Formal guarantees.** One vertex may be any, and the three others add up to tr (diag(f_0)·f)³/b³. The error is
+        at most `relative` times the same sum with |f| + `step` for f, as for the other graphs; there, three edges form
+        a star, of at most near³, and the other three are at most `_largest`.
+        """
+        product = self._f[0][:, None] * self._f
+        exact = float(((product @ product) * product.T).sum()) / self._b**3
+        return exact + relative * near**3 * self._largest**3
 
 
 def at_most(weights: Array, near: Array, largest: float) -> tuple[float, float, float]:

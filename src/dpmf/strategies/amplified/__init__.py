@@ -8,6 +8,7 @@ strategy. Results are cached on disk (see `cache`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,15 +22,17 @@ from dpmf.strategies.amplified import _families
 from dpmf.strategies.amplified._search import Throw, search
 from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, pad_or_cut
 from dpmf.strategies.buffered import BufferedStrategy
+from dpmf.strategies.settling import Loss, loss_of_noising, settled_loss
 
 if TYPE_CHECKING:
     from dpmf.batching import Batching
     from dpmf.workloads import Workload
 
 FAMILIES = ("toeplitz", "banded", "power", "geometric", "inverse", "blt")
-_VERSION = 1  # to be raised whenever the search gives other numbers
+_VERSION = 3  # to be raised whenever the search gives other numbers
 _MAX_BINS = 2048  # of more bins only so many are sampled; the best coefficients hardly depend on their number
 _MAX_BUFFERS = 15
+_SHORT = np.array([0.45, 1.2])  # of (1 − λx)^(−a): a, and −log(1 − λ)
 _BANDED = ("banded", "power", "geometric")
 _NAMES = {"toeplitz": "Toeplitz", "inverse": "banded inverse", "blt": "BLT"}
 
@@ -94,17 +97,18 @@ class _Amplified(ToeplitzStrategy):
         return SampledError(*self._found()["estimate"].tolist())
 
     def _search(self) -> cache.Values:
-        n = self.batching.iterations
-        loss = self.workload.loss(n)
+        n, loss = self._loss()
         throw = _throw(self.batching)
         target = self.epsilon, self.delta
         start = None
         family = _family(self.family, n, self.size)
         if isinstance(family, _families.Banded) and self.size > 2:
-            # Two parameters lead close to the best coefficients from anywhere.
+            # Two parameters lead close to the best coefficients. From memory as long as the band, the search may end at
+            # independent noise where short memory is best, so that it begins twice.
             power = _families.Power(n, self.size)
-            column = power.columns(search(power, throw, loss, target, quick=True).parameters).strategy
-            start = family.parameters_of(column)
+            ends = [search(power, throw, loss, target, begin, quick=True) for begin in (power.start, _SHORT)]
+            best = min(ends, key=lambda end: math.inf if math.isnan(end.error) else end.error)
+            start = family.parameters_of(power.columns(best.parameters).strategy)
         found = search(family, throw, loss, target, start)
         values: cache.Values = {"estimate": np.array([found.noise_multiplier, found.error])}
         if isinstance(family, _families.Buffered) and self.family == "blt":
@@ -114,6 +118,17 @@ class _Amplified(ToeplitzStrategy):
         else:
             values["strategy_coef"] = np.trim_zeros(family.columns(found.parameters).strategy, "b")
         return values
+
+    def _loss(self) -> tuple[int, Loss]:
+        """The number of coefficients that the error depends on, and the mean squared error as a function of them."""
+        batching, steps = self.batching, self.batching.steps
+        per_throw = steps // batching.throws
+        kept = getattr(self.workload, "kept", None)
+        if steps < batching.iterations and kept is not None:  # damped sums, with gaps between throws
+            local = self.workload.loss(per_throw)
+            return per_throw, settled_loss(local, kept, per_throw, batching.throws, self.size)
+        # Other workloads are taken as if there were no gaps, which only guides the search.
+        return steps, loss_of_noising(self.workload.loss(steps))
 
 
 @dataclass(frozen=True)
@@ -176,7 +191,7 @@ def optimised(
     size = _size(family, bandwidth, buffers, batching)
     if batching.throws > 1:
         batching = _composed(batching, family, size)
-    workload.check_iterations(batching.iterations)
+    workload.check_iterations(batching.steps)
     fields = batching, workload, epsilon, delta, family, size
     if family == "inverse":
         return AmplifiedInverse(*fields)

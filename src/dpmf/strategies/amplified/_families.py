@@ -86,6 +86,12 @@ class Banded(Family):
         return np.asarray(np.maximum(np.log(np.maximum(column[self._knots[0]], 1e-300)), _SMALLEST))
 
     @property
+    def square_root(self) -> Array:
+        """The parameters of the banded square root, whose coefficients are those of (1 − x)^(−1/2)."""
+        steps = np.arange(1.0, self.p)
+        return self.parameters_of(np.concatenate(([1.0], np.cumprod(1 - 0.5 / steps))))
+
+    @property
     def bounds(self) -> list[tuple[float, float]]:
         return [(_SMALLEST, 3.0)] * len(self._knots[0])
 

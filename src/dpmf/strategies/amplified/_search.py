@@ -16,10 +16,9 @@ import numpy as np
 
 from dpmf import budget, progress
 from dpmf.numerics import Array
-from dpmf.strategies.amplified._families import Family
+from dpmf.strategies.amplified._families import Banded, Family
 from dpmf.strategies.amplified._losses import Sampler
-
-Loss = Callable[[Array], tuple[float, Array]]
+from dpmf.strategies.settling import Loss
 
 _ROUNDS = 12
 _STEADY = 0.002  # the search ends when a round gains less than this part of the error
@@ -152,7 +151,10 @@ def search(
     parameters = family.start if start is None else np.asarray(start, dtype=np.float64)
     if _separate(family, throw):
         norm = np.eye(throw.bins) / throw.bins
-        return Found(_minimise(family, throw, loss, norm, parameters), math.nan, math.nan)
+        # A coefficient that a long step has made tiny stays so, because its logarithm has no slope there: two starts.
+        starts = [parameters, *([family.square_root] if isinstance(family, Banded) else [])]
+        ends = [_minimise(family, throw, loss, norm, start) for start in starts]
+        return Found(min(ends, key=lambda end: _size(family, throw, loss, norm, end)), math.nan, math.nan)
     epsilon, delta = target
     samplers = [
         Sampler(throw.bins, throw.throws, epsilon, delta, min(most, max(least, work // throw.bins)))
@@ -171,7 +173,7 @@ def search(
             guess = guess or _first_guess(gram, throw.throws, epsilon, delta)
             found = sampler.sensitivities(gram, guess)
             guess = found.noise_multiplier
-            error = guess * math.sqrt(loss(columns.noising)[0])
+            error = guess * math.sqrt(loss(*columns)[0])
             progress.say(f"error about {error:.4g}")
             scaled = found.weights / float(np.sum(found.weights * gram))
             moved = abs(before / error - 1)
@@ -200,6 +202,12 @@ def _separate(family: Family, throw: Throw) -> bool:
     return throw.bins == 1 or (throw.epochs == 1 and throw.stride >= width)
 
 
+def _size(family: Family, throw: Throw, loss: Loss, weights: Array, parameters: Array) -> float:
+    """What `_minimise` makes small: the squared error times ⟨Π, G⟩."""
+    columns = family.columns(parameters)
+    return loss(*columns)[0] * throw.form(weights)(throw.fold(columns.strategy))[0]
+
+
 def _minimise(family: Family, throw: Throw, loss: Loss, weights: Array, parameters: Array) -> Array:
     from scipy.optimize import minimize
 
@@ -208,13 +216,13 @@ def _minimise(family: Family, throw: Throw, loss: Loss, weights: Array, paramete
     def evaluate(x: Array) -> tuple[float, Array]:
         columns = family.columns(x)
         with np.errstate(over="ignore", invalid="ignore"):  # of steps that are far too long, which are taken back
-            squared, by_noising = loss(columns.noising)
+            squared, by_column, by_noising = loss(*columns)
         mean = throw.fold(columns.strategy)
         size, by_mean = form(mean)
         by_strategy = throw.unfold(by_mean, family.iterations) / size
         if not (math.isfinite(squared) and squared > 0 and np.all(np.isfinite(by_noising))):
             return 1e10, np.zeros(len(x))
-        gradient = family.gradient(x, columns, by_strategy, by_noising / squared)
+        gradient = family.gradient(x, columns, by_strategy + by_column / squared, by_noising / squared)
         return math.log(squared) + math.log(size), gradient
 
     if not len(parameters):

@@ -21,9 +21,9 @@ def _quick(mechanism):
 
 
 def bounds(mechanism, sigma, epsilon):
-    """Upper bounds in both directions."""
-    found = dpmf.delta(mechanism, noise_multiplier=sigma, epsilon=epsilon, accountant=_quick(mechanism))
-    return {way: found.details[way]["value"] for way in WAYS}
+    """Upper bounds in each direction."""
+    asked = {"noise_multiplier": sigma, "epsilon": epsilon, "accountant": _quick(mechanism)}
+    return {way: dpmf.delta(mechanism, direction=way, **asked).delta for way in WAYS}
 
 
 # The rows that the last throw's columns lack are added in the third column: then the composition is all there is.

@@ -161,6 +161,22 @@ def test_moments_contain_those_of_an_enumeration_in_balls(name: str, tau: float)
         assert shape.errors.max() < (1e-3 if close else 1.0)
 
 
+@pytest.mark.parametrize("size", [1e-3, 0.5, 3.0, 11.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_fourth_moment_of_a_circulant_matrix_is_computed(seed: int, size: float) -> None:
+    """By enumeration in balls; without τ and without a record."""
+    s = circulant_above(covariance(seed, 3 + seed, size))
+    shared = Shared.of(s, circulant=True)
+    assert shared is not None
+    given = GivenBin(shared, None)
+    rest = exact_rest(shared, given.loads)
+    mean, central = balls.moments_of_sum(rest, [arb(1)] * len(s))
+    for circulant in (False, True):
+        shape = given.anywhere(circulant)
+        fourth = balls.within(shape, mean, central)
+    assert float(fourth) >= (1 - 1e-4) * shape.kurtosis
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_left_given_tau_is_a_covariance(seed: int) -> None:
     """In exact arithmetic, with the very loads and v that are used."""
