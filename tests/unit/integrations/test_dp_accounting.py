@@ -136,9 +136,10 @@ def test_never_below_quadrature_and_close(strategy, b: int, k: int, n: int, sigm
 @pytest.mark.parametrize("event", [AMPLIFIED, CORRELATED], ids=["DP-SGD", "BSR"])
 @pytest.mark.parametrize("delta", [1e-3, 1e-5])
 def test_half_a_percent_of_epsilon_at_most(event: BallsInBinsMatrixDpEvent, delta: float) -> None:
-    direct = dpmf.epsilon(event.mechanism, noise_multiplier=event.noise_multiplier, delta=delta).epsilon
+    direct = dpmf.epsilon(event.mechanism, noise_multiplier=event.noise_multiplier, delta=delta, with_lower=True)
     found = BallsInBinsPLDAccountant().compose(event).get_epsilon(delta)
-    assert direct * (1 - 2e-4) <= found <= direct * 1.005
+    # The hull of many bounds may be below the one bound that was asked for directly, but not below the truth.
+    assert direct.lower is not None and direct.lower <= found <= direct.epsilon * 1.005
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
