@@ -45,7 +45,7 @@ class _Tuning:
     pilots: tuple[float, ...] = (0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
     most_pieces: int = 32
     rounds: int = 2
-    eager: float = 0.5
+    eager: float = 1.0
     patience: float = 3.0
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from dpmf import budget
 from dpmf.accountants.combined.least import Least
+from dpmf.accountants.composed._choice import Choice, Chosen
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.protocol import DIRECTIONS, Direction, PreparedAccountant
 from dpmf.errors import ArgumentError
@@ -21,48 +21,24 @@ _SLOWER = ("conditional", "renyi")  # bounds that are looser and slower than tho
 
 @dataclass(frozen=True)
 class _Tuning:
-    """Which bounds make a profile. Any values give sound pairs.
+    """How far a profile reaches. Any values give sound pairs.
 
     Attributes:
-      probes: where bounds are compared, as shares of the largest ε.
-      probes_of_slow: how many of them, the smallest ones, slow bounds are asked at.
-      worth_while: bounds that are not cheap are asked where δ is larger than this: below it they take longest and
-        gain least.
-      seen: the same in units of the tail.
-      told_apart: they are compared where δ is larger than this.
       reach: the least ε that is tried as the largest one, in deviations of the loss.
       stride: how closely, as a factor, the ε at which δ is small enough is looked for.
-      closely: the same for the ε beyond which only cheap bounds are asked.
       beyond: how far beyond the ε at which δ was small enough to go at the next σ.
       same_choice: change of log σ over which the same bounds are expected to stay the best.
-      unsure: estimates of bounds that are not cheap are raised by this factor, and a cheap one that is within this
-        factor of them is asked as well.
-      nearly: a bound within this factor of the least one everywhere spares the others.
+      decides: where δ of adding a record is smaller than this, rough bounds on it will do.
     """
 
-    probes: tuple[float, ...] = (0.0, 0.1, 0.25, 0.45, 0.7)
-    probes_of_slow: int = 3
-    worth_while: float = 5e-9
-    seen: float = 10.0
-    told_apart: float = 1e-6
     reach: float = 6.0
     stride: float = 1.2
-    closely: float = 1.05
     beyond: float = 1.05
     same_choice: float = 0.6
-    unsure: float = 1.05
-    nearly: float = 1.02
+    decides: float = 1e-2
 
 
 _TUNING = _Tuning()
-
-
-class _Chosen(NamedTuple):
-    """A bound, and from where to where it is asked, in units of the largest ε."""
-
-    bound: PreparedAccountant
-    first: float
-    last: float
 
 
 class Pairs:
@@ -72,7 +48,7 @@ class Pairs:
         if prepared.kind != "bound":
             raise ArgumentError("accountant", f"must be one that gives guaranteed bounds, {prepared.name} does not")
         self._prepared = prepared
-        self._chosen: dict[Direction, tuple[float, list[_Chosen]]] = {}
+        self._chosen: dict[Direction, tuple[float, list[Chosen]]] = {}
         self._reach: dict[Direction, float] = dict.fromkeys(DIRECTIONS, _TUNING.reach)
 
     def at(
@@ -111,10 +87,15 @@ class Pairs:
         profiles: dict[str, Profile] = {}
         largest: dict[str, float] = {}
         for direction in DIRECTIONS:
-            limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
-            bounds = Least(prepared.name, prepared.mechanism, parts).bounds()
-            largest[direction] = self._where_small(bounds, noise_multiplier, tail, limit, direction)
-            chosen = self._best(bounds, noise_multiplier, largest[direction], tail, direction)
+            chosen = self._known(noise_multiplier, direction)
+            if chosen:
+                largest[direction] = self._reach[direction] * self._deviation(noise_multiplier)
+            else:
+                limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
+                bounds = Least(prepared.name, prepared.mechanism, parts).bounds()
+                largest[direction], far = self._where_small(bounds, noise_multiplier, tail, limit, direction)
+                chosen = Choice(bounds, noise_multiplier, largest[direction], tail, direction).chosen(far)
+                self._chosen[direction] = noise_multiplier, chosen
             profiles[direction] = _profile(chosen, noise_multiplier, largest[direction], direction, only_rough=rough)
         points = ProfilePoints(interval, profiles, largest, tail)
         for direction in DIRECTIONS:
@@ -140,7 +121,7 @@ class Pairs:
             share = math.log(high / tail) / math.log(high / max(low, 1e-300))
             self._reach[direction] = _TUNING.beyond * (before + share * (last - before)) * unit
 
-    def _known(self, noise_multiplier: float, direction: Direction) -> list[_Chosen]:
+    def _known(self, noise_multiplier: float, direction: Direction) -> list[Chosen]:
         """The best bounds, where they were found at a σ nearby."""
         sigma, chosen = self._chosen.get(direction, (math.inf, []))
         return chosen if abs(math.log(sigma / noise_multiplier)) < _TUNING.same_choice else []
@@ -152,81 +133,19 @@ class Pairs:
         tail: float,
         limit: float,
         direction: Direction,
-    ) -> float:
-        """About the ε at which a cheap bound falls below the tail; at most the limit, where another bound does."""
-        low, high = min(self._reach[direction] * self._deviation(noise_multiplier), limit), limit
-        if self._known(noise_multiplier, direction):
-            return low
-        asked = [bound for bound in bounds if bound.cheap] or [
-            next((bound for bound in bounds if bound.roughness > 1 and not bound.slow), bounds[0])
-        ]
-        return _falls(asked, noise_multiplier, tail, low, high, direction, _TUNING.stride)
+    ) -> tuple[float, PreparedAccountant | None]:
+        """About the ε at which a cheap bound falls below the tail, and the cheap bound to ask there, if there is one.
 
-    def _best(
-        self,
-        bounds: Sequence[PreparedAccountant],
-        noise_multiplier: float,
-        largest: float,
-        tail: float,
-        direction: Direction,
-    ) -> list[_Chosen]:
-        """The bounds that are the least at some probe, roughly, and the stretch of ε around these probes.
-
-        One of them is taken wherever it is nearly the least.
+        It is at most the limit, where another bound does.
         """
-        known = self._known(noise_multiplier, direction)
-        if known:
-            return known
-        probes = [share * largest for share in _TUNING.probes]
-        cheap = [k for k, bound in enumerate(bounds) if bound.cheap]
-        table: dict[int, list[float]] = {k: _roughly(bounds[k], noise_multiplier, probes, direction) for k in cheap}
-        known_there = [min(column) for column in zip(*table.values(), strict=True)] or [1.0] * len(probes)
-        small, end = max(_TUNING.worth_while, _TUNING.seen * tail), math.inf
-        inside = sum(delta > small for delta in known_there)
-        if cheap and inside > 0:
-            shares = [max(share, 0.01) * largest for share in (*_TUNING.probes, 1.0)]
-            quick = [bounds[k] for k in cheap]
-            low, high = shares[inside - 1 : inside + 1]
-            end = _falls(quick, noise_multiplier, small, low, high, direction, _TUNING.closely) / largest
-        for k, bound in enumerate(bounds):
-            if k not in table:
-                # Where δ is small, a slow bound is not worth its time.
-                within = _TUNING.probes_of_slow if bound.slow else inside
-                count = max(1, min(within, sum(delta > _TUNING.told_apart for delta in known_there)))
-                rough = _roughly(bound, noise_multiplier, probes[:count], direction)
-                found = [bound.likely(one) * (_TUNING.unsure if cheap else 1.0) for one in rough]
-                further = [
-                    found[-1] / max(known_there[count - 1], 1e-300) * delta for delta in known_there[count:within]
-                ]
-                table[k] = found + further + [1.0] * (len(probes) - count - len(further))
-        rows = [table[k] for k in range(len(bounds))]
-        least = [max(min(column), tail) for column in zip(*rows, strict=True)]
-        # How far each bound is above the least one, by probe, where that can be told apart.
-        excess = [[math.log(max(value / low, 1.0)) for value, low in zip(row, least, strict=True)] for row in rows]
-        overall = min((bounds[k].slow, sum(row), k) for k, row in enumerate(excess))[2]
-        winners = [
-            overall
-            if excess[overall][probe] <= math.log(_TUNING.nearly)
-            else min(range(len(bounds)), key=[row[probe] for row in excess].__getitem__)
-            for probe in range(len(probes))
-        ]
-        # What others are is estimated from rough bounds: a cheap bound that may be less is asked as well.
-        others = []
-        for probe, winner in enumerate(winners):
-            near = min(cheap, key=[row[probe] for row in excess].__getitem__, default=winner)
-            others.append(near if excess[near][probe] < math.log(_TUNING.unsure) else winner)
-        ends = [0.0, *_TUNING.probes, math.inf]
-        chosen = []
-        for winner in dict.fromkeys(winners + others):
-            where = [probe for probe in range(len(probes)) if winner in (winners[probe], others[probe])]
-            # A probe is place + 1 of the ends; the stretch reaches to the probes beside it.
-            last = ends[where[-1] + 2] if where[-1] + 1 < len(probes) else math.inf
-            chosen.append(_Chosen(bounds[winner], ends[where[0]], last if bounds[winner].cheap else min(last, end)))
-        if cheap:  # somebody has to answer beyond, and some bounds have a floor
-            far = min((_roughly(bounds[k], noise_multiplier, [largest], direction)[0], k) for k in cheap)[1]
-            chosen.append(_Chosen(bounds[far], min(end, _TUNING.probes[-1]), math.inf))
-        self._chosen[direction] = noise_multiplier, chosen
-        return chosen
+        low = min(self._reach[direction] * self._deviation(noise_multiplier), limit)
+        cheap = [bound for bound in bounds if bound.cheap]
+        asked = cheap or [next((bound for bound in bounds if bound.roughness > 1 and not bound.slow), bounds[0])]
+        epsilon, left = _falls(asked, noise_multiplier, tail, low, limit, direction)
+        if not cheap:
+            return epsilon, None
+        # Without a target some of them do not fall below a floor.
+        return epsilon, min(left, key=lambda bound: bound.rough_deltas(noise_multiplier, [epsilon], direction)[0])
 
 
 def _quickly(
@@ -248,43 +167,63 @@ def _falls(
     low: float,
     high: float,
     direction: Direction,
-    stride: float,
-) -> float:
-    """About the ε at which the least of some bounds falls to δ, between two ε of which the larger is known to do."""
-    low = max(low, 1e-9 * high)
-    while high > stride * low:
+) -> tuple[float, Sequence[PreparedAccountant]]:
+    """About the ε at which the least of some bounds falls to δ, and the best bound of each accountant there.
+
+    It lies between two ε of which the larger is known to do.
+    """
+    low, epsilon = max(low, 1e-9 * high), high
+    while True:
         budget.check()
-        epsilon = math.sqrt(low * high)
         found = [_quickly(bound, noise_multiplier, epsilon, direction, delta) for bound in asked]
-        low, high = (low, epsilon) if min(found) <= delta else (epsilon, high)
+        if epsilon == high or min(found) <= delta:
+            high = epsilon
+        else:
+            low = epsilon
         # Of several bounds of one accountant, the best one at any ε serves to tell.
-        best: dict[str, tuple[float, int]] = {}
+        leads: dict[str, tuple[float, int]] = {}
         for k, value in enumerate(found):
-            best[asked[k].name] = min(best.get(asked[k].name, (math.inf, k)), (value, k))
-        asked = [asked[k] for _, k in best.values()]
-    return high
-
-
-def _roughly(
-    bound: PreparedAccountant, noise_multiplier: float, epsilons: list[float], direction: Direction
-) -> list[float]:
-    budget.check()
-    return budget.attempt(lambda: bound.rough_deltas(noise_multiplier, epsilons, direction), [1.0] * len(epsilons))
+            leads[asked[k].name] = min(leads.get(asked[k].name, (math.inf, k)), (value, k))
+        asked = [asked[k] for _, k in leads.values()]
+        if high <= _TUNING.stride * low:
+            return high, asked
+        epsilon = math.sqrt(low * high)
 
 
 def _profile(
-    chosen: Sequence[_Chosen], noise_multiplier: float, largest: float, direction: Direction, *, only_rough: bool
+    chosen: Sequence[Chosen], noise_multiplier: float, largest: float, direction: Direction, *, only_rough: bool
 ) -> Profile:
     """δ as a function of several ε: the least of the bounds that are to be asked there."""
 
+    seen: dict[tuple[int, float], float] = {}  # rough bounds
+
+    def roughly(bound: PreparedAccountant, epsilons: list[float]) -> list[float]:
+        new = [epsilon for epsilon in epsilons if (id(bound), epsilon) not in seen]
+        for epsilon, value in zip(
+            new, bound.rough_deltas(noise_multiplier, new, direction) if new else (), strict=True
+        ):
+            seen[id(bound), epsilon] = value
+        return [seen[id(bound), epsilon] for epsilon in epsilons]
+
+    def ask(bound: PreparedAccountant, epsilons: list[float], rough: bool) -> list[float]:
+        if rough or only_rough:
+            return roughly(bound, epsilons)
+        if direction == "remove" or bound.roughness == 1:
+            return bound.deltas(noise_multiplier, epsilons, direction)
+        # Where adding a record has a small δ, it decides little of what is composed: a rough bound will do.
+        found = roughly(bound, epsilons)
+        places = [k for k, value in enumerate(found) if value > _TUNING.decides]
+        fine = bound.deltas(noise_multiplier, [epsilons[k] for k in places], direction) if places else []
+        for k, value in zip(places, fine, strict=True):
+            found[k] = min(found[k], value)
+        return found
+
     def deltas(epsilons: Sequence[float], rough: bool) -> list[float]:
-        ask = "rough_deltas" if rough or only_rough else "deltas"
         found = [1.0] * len(epsilons)
         for bound, first, last in chosen:
             places = [k for k, epsilon in enumerate(epsilons) if first * largest <= epsilon <= last * largest]
             if places:
-                values = getattr(bound, ask)(noise_multiplier, [epsilons[k] for k in places], direction)
-                for k, value in zip(places, values, strict=True):
+                for k, value in zip(places, ask(bound, [epsilons[k] for k in places], rough), strict=True):
                     found[k] = min(found[k], value)
         return found
 

@@ -10,9 +10,11 @@ are many batches, the Gram matrix is raised to be circulant, so that one bin ans
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -60,6 +62,8 @@ class _Tuning:
       beyond: the part of δ that may come from beyond the first and the last node, each.
       too_far: where no target is known and the bound is below this part of the δ that was aimed at, it is aimed at.
       kept: how many laws are remembered, with their moments.
+      rows_per_thread: a thread makes so many polynomials, at least.
+      most_threads: and there are at most so many threads.
     """
 
     largest_batches: int = 512
@@ -83,6 +87,8 @@ class _Tuning:
     beyond: float = 1e-3
     too_far: float = 0.1
     kept: int = 4
+    rows_per_thread: int = 16
+    most_threads: int = 4
 
 
 _TUNING = _Tuning()
@@ -296,11 +302,20 @@ class _Payoff:
     def above(self, shapes: Sequence[Shape], pooled: Sequence[Shape]) -> Array:
         """Bounds on the mean of Ψ, at most 1, with the polynomials that suit some of the laws."""
         pool = np.empty((len(pooled), 7))
-        for row, shape in zip(pool, pooled, strict=True):
-            row[:2] = shape.mean, shape.deviation
-            smoothed_polynomial(
-                1, self.strike, self.root, shape.mean, shape.deviation, *shape.known, 0.0, row[2:]
-            )  # fmt: skip
+
+        def fill(first: int, step: int) -> None:
+            for row, shape in zip(pool[first::step], pooled[first::step], strict=True):
+                row[:2] = shape.mean, shape.deviation
+                smoothed_polynomial(
+                    1, self.strike, self.root, shape.mean, shape.deviation, *shape.known, 0.0, row[2:]
+                )  # fmt: skip
+
+        threads = min(len(pooled) // _TUNING.rows_per_thread, os.cpu_count() or 1, _TUNING.most_threads)
+        if threads < 2:
+            fill(0, 1)
+        else:  # nearly all of the time is spent in the kernel, which lets other threads run
+            with ThreadPoolExecutor(threads) as executor:
+                list(executor.map(partial(fill, step=threads), range(threads)))
         moments = np.array([(x.mean, x.deviation, x.skewness, x.kurtosis) for x in shapes]).T
         found: Array = pooled_above(pool, *np.ascontiguousarray(moments), np.array([x.errors for x in shapes]))
         return found
