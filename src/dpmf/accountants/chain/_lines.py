@@ -26,6 +26,7 @@ from dpmf.accountants.chain._spreads import (
     floors,
     narrow,
 )
+from dpmf.accountants.chain._step_classes import step_classes
 from dpmf.kernels.chain import multiply_terms
 from dpmf.numerics import UNIT, Array
 
@@ -38,7 +39,6 @@ class _Tuning:
       widest_step: the largest spacing of a chain's nodes.
       still: innovation variances up to this are rounded to 0, if all of them together are at most `most_still`.
       most_still: see `still`.
-      octave: classes per octave that innovation variances are rounded down to.
       coarsest_use: the factor by which the spacing of a static factor that few indices load may grow at most.
       frequencies: frequencies that are worked on together.
       chunk: doubles that are worked on at a time.
@@ -54,7 +54,6 @@ class _Tuning:
     widest_step: float = 0.7
     still: float = 1e-4
     most_still: float = 1e-3
-    octave: float = 256.0
     coarsest_use: float = 2.5
     frequencies: int = 32
     chunk: int = 2**17
@@ -140,7 +139,7 @@ class Walk:
         self.nodes, self._static, self._option = nodes, static, option
         variances, self._kinds = classes_of(nuggets)
         self.nuggets = variances[self._kinds]
-        self._steps(innovations, float(deviations.max()))
+        self._steps(innovations, deviations)
         smooth = loads**2 + deviations**2
         z = static.nodes
         budget.claim(48.0 * len(loads) * len(z) * len(nodes))
@@ -152,7 +151,7 @@ class Walk:
         self.later = np.cumsum(means[::-1])[::-1]
         self.tails = self._tails(y, start)
 
-    def _steps(self, innovations: Array, top: float) -> None:
+    def _steps(self, innovations: Array, deviations: Array) -> None:
         """One transition per class of innovation variance, None for a step that does not move.
 
         Variances are rounded down, which raises correlations.
@@ -163,13 +162,12 @@ class Walk:
         self._step_kinds = np.zeros(len(innovations), dtype=np.int64)
         if len(self.nodes) == 1:
             return
-        spacing = float(self.nodes[1] - self.nodes[0])
+        spacing, top = float(self.nodes[1] - self.nodes[0]), float(deviations.max())
         moves = ~narrow(np.sqrt(innovations), spacing)
-        levels = np.floor(np.log2(innovations[moves]) * _TUNING.octave * (1 + 1e-12))
-        values, kinds = np.unique(levels, return_inverse=True)
+        values, kinds = step_classes(innovations[moves], (deviations[:-1] * deviations[1:])[moves], spacing)
         self._step_kinds[moves] = kinds + 1
         for value in values.tolist():
-            correlation = math.sqrt(max(0.0, 1 - 2.0 ** (value / _TUNING.octave)))
+            correlation = math.sqrt(max(0.0, 1 - value))
             whole = Transition.of(self.nodes, self.nodes, correlation, top, self._option.sign)
             transition = whole.trimmed(self.nodes, self.nodes, top, self._option)
             self._correlations.append(correlation)
