@@ -18,9 +18,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 import dpmf
+from dpmf import calibration
 from dpmf import lower_bounds as lower
 from dpmf.accountants import Accountant, Chain, Conditional, Renyi
+from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import PreparedAccountant
+from dpmf.accountants.registry import covering
 from evidence.machine import machine as this_machine
 from evidence.spec import accountant_of, mechanism_of
 
@@ -42,15 +45,22 @@ def sigma(
     *, mechanism: Plain, accountant: Plain, epsilon: float, delta: float, direction: str = "both",
     tolerance: float = 1e-3,
 ) -> Result:  # fmt: skip
-    """The noise multiplier that meets (ε, δ)."""
+    """The noise multiplier that meets (ε, δ); for "add" by the accountant's own bound of adding a record."""
     _compile(accountant["name"])
     began = time.process_time()
+    target, which = _named(mechanism), accountant_of(accountant)
     try:
+        if direction == "add" and (adding := Least.of(covering(which, target).prepare(target), "add")).kind == "bound":
+            # `dpmf.calibrate` may answer with the bound of removing one, which is to be compared with it here.
+            start = calibration.likely_noise(target, epsilon, delta)
+            value, bound = adding.least_noise(epsilon, delta, "add", start, tolerance)
+            own = {"sigma": value, "binding": "add", "accountant": bound.details.get("accountant", which.name)}
+            return {**own, "seconds": time.process_time() - began}
         found = dpmf.calibrate(
-            _named(mechanism),
+            target,
             target_epsilon=epsilon,
             target_delta=delta,
-            accountant=accountant_of(accountant),
+            accountant=which,
             direction=direction,
             relative_tolerance=tolerance,
         )

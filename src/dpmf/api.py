@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,6 +35,11 @@ AnyAccountant: TypeAlias = str | Accountant | PreparedAccountant
 
 def _binding(evaluations: dict[Direction, Evaluation]) -> Direction:
     return max(evaluations, key=lambda one_way: evaluations[one_way].value)
+
+
+def _for_adding_too(removing: Evaluation) -> Evaluation:
+    """A bound of removing a record as one of adding it."""
+    return Evaluation(removing.value, {**removing.details, "bounded_by": "remove"})
 
 
 _LOWER_SHARE = 0.2  # the part of a time budget that certified lower bounds may take
@@ -88,6 +94,36 @@ class _Question:
         Estimates are made in each direction.
         """
         return self.relation[:1] if self.kind == "bound" else self.relation
+
+    @property
+    def removing_may_answer(self) -> bool:
+        """Whether only adding is asked about, by a bound: one for removing holds for it too, and may be the smaller."""
+        return self.kind == "bound" and self.relation == ("add",)
+
+    def bounds(self, ask: Callable[[Direction], Evaluation]) -> dict[Direction, Evaluation]:
+        """What the accountant says in each direction to answer for."""
+        found = {way: ask(way) for way in self.directions}
+        if self.removing_may_answer and (removing := ask("remove")).value < found["add"].value:
+            found["add"] = _for_adding_too(removing)
+        return found
+
+    def least_noise(
+        self, ask: Callable[[Direction], tuple[float, Evaluation]], way: Direction
+    ) -> tuple[float, Evaluation]:
+        """The least noise multiplier whose bound in a direction meets the target, and that bound."""
+        if not self.removing_may_answer:
+            return ask(way)
+        try:
+            adding = ask("add")
+        except CalibrationError as error:
+            refused, adding = error, None
+        try:
+            sigma, removing = ask("remove")
+        except CalibrationError:
+            if adding is None:
+                raise refused from None
+            return adding
+        return adding if adding is not None and adding[0] <= sigma else (sigma, _for_adding_too(removing))
 
     def both(self, found: dict[Direction, Evaluation]) -> dict[Direction, Evaluation]:
         """The answers in all directions that the relation has."""
@@ -148,13 +184,14 @@ def delta(
 
     **Formal guarantees.** The accountant bounds the direction asked for from above. For "both" it bounds that of
     removing a record, which is at least the other one at every ε ≥ 0 (docs/theory/gram-domination.md, "Removing
-    decides"). An accountant that samples gives an `Estimate` instead, which guarantees nothing.
+    decides"). For "add" it bounds either, and the smaller bound is returned; `details` say if it is that of removing.
+    An accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     sigma = mechanism.checked_noise(noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
     with question.asked() as source:
-        found = {one_way: source.delta(sigma, epsilon, one_way) for one_way in question.directions}
+        found = question.bounds(lambda one_way: source.delta(sigma, epsilon, one_way))
     binding = _binding(found)
     below = question.lower(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[binding].value)
@@ -190,13 +227,14 @@ def epsilon(
 
     **Formal guarantees.** The accountant bounds the direction asked for from above. For "both" it bounds that of
     removing a record, which is at least the other one at every ε ≥ 0 (docs/theory/gram-domination.md, "Removing
-    decides"). An accountant that samples gives an `Estimate` instead, which guarantees nothing.
+    decides"). For "add" it bounds either, and the smaller bound is returned; `details` say if it is that of removing.
+    An accountant that samples gives an `Estimate` instead, which guarantees nothing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     sigma = mechanism.checked_noise(noise_multiplier)
     delta = validation.probability("delta", delta)
     with question.asked() as source:
-        found = {one_way: source.epsilon(sigma, delta, one_way) for one_way in question.directions}
+        found = question.bounds(lambda one_way: source.epsilon(sigma, delta, one_way))
     binding = _binding(found)
     below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=found[binding].value, delta=delta)
@@ -248,9 +286,12 @@ def profile(
     grid = None if epsilons is None else _grid(epsilons)
     with question.asked() as source:
         if grid is None:
-            top = max(source.epsilon(sigma, 1e-8, one_way).value for one_way in question.directions)
+            tops = question.bounds(lambda one_way: source.epsilon(sigma, 1e-8, one_way))
+            top = max(evaluation.value for evaluation in tops.values())
             grid = np.linspace(0.0, top if math.isfinite(top) else 100.0, 21)
         found = {way: np.asarray(source.deltas(sigma, grid.tolist(), way)) for way in question.directions}
+        if question.removing_may_answer:
+            found["add"] = np.minimum(found["add"], source.deltas(sigma, grid.tolist(), "remove"))
     first = found[question.directions[0]]
     by_direction: dict[str, np.ndarray] = {way: found.get(way, first) for way in question.relation}
     deltas = np.max(list(by_direction.values()), axis=0)
@@ -305,7 +346,8 @@ def calibrate(
       CalibrationError: no noise multiplier can meet the target with this accountant and its options.
 
     **Formal guarantees.** The accountant's bound was evaluated at the noise multiplier returned and met the target, in
-    the direction asked for; for "both", when a record is removed, which bounds the other direction, too.
+    the direction asked for; for "both", when a record is removed, which bounds the other direction, too. For "add" the
+    smaller noise multiplier of the two directions is returned, and `details` say if it is that of removing.
     """
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     epsilon = validation.positive("target_epsilon", target_epsilon)
@@ -326,7 +368,9 @@ def calibrate(
                 if known.value <= delta:
                     found[one_way] = known
                     continue
-            sigma, found[one_way] = source.least_noise(epsilon, delta, one_way, sigma or start, tolerance)
+            sigma, found[one_way] = question.least_noise(
+                partial(source.least_noise, epsilon, delta, start=sigma or start, relative_tolerance=tolerance), one_way
+            )
             binding = one_way
         # Directions before the binding one were evaluated at a smaller σ. That bound holds at this one too (more noise,
         # a smaller G/σ²), and stays where there is no time for another.

@@ -144,7 +144,7 @@ class PrivacyProfile(_Result):
       epsilons: the grid.
       deltas: the bounds for all directions covered: the maximum over `by_direction`.
       by_direction: the bounds for each direction. Where both are covered, that of removing a record stands for both:
-        ask for the other one alone to know it better.
+        ask for the other one alone to know it better, which is never larger.
       direction: the neighbouring relation covered: "remove", "add" or "both".
       accountant: the name of the accountant.
       kind: "bound" for upper bounds; otherwise it says what the numbers are instead.

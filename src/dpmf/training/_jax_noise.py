@@ -163,7 +163,7 @@ def _settled_rows(plan: Plan, settling: Settling) -> Any:
     def following(z: Any, state: Any) -> Any:
         place, past = state
         past = jnp.where(place == 0, 0, past)
-        if plan.method == "convolution":
+        if plan.method == "convolution":  # a gap that is most of the run: C and C⁻¹ may both be banded
             new = z * row[0] + jnp.tensordot(jnp.asarray(row[1:], z.dtype), past, axes=1)
             newest = z
         else:
