@@ -39,6 +39,8 @@ class _Tuning:
       widest_step: the largest spacing of a chain's nodes.
       still: innovation variances up to this are rounded to 0, if all of them together are at most `most_still`.
       most_still: see `still`.
+      octave: classes per octave that innovation variances are rounded down to, where there are few.
+      few: so many.
       coarsest_use: the factor by which the spacing of a static factor that few indices load may grow at most.
       frequencies: frequencies that are worked on together.
       chunk: doubles that are worked on at a time.
@@ -54,6 +56,8 @@ class _Tuning:
     widest_step: float = 0.7
     still: float = 1e-4
     most_still: float = 1e-3
+    octave: float = 256.0
+    few: int = 64
     coarsest_use: float = 2.5
     frequencies: int = 32
     chunk: int = 2**17
@@ -152,10 +156,7 @@ class Walk:
         self.tails = self._tails(y, start)
 
     def _steps(self, innovations: Array, deviations: Array) -> None:
-        """One transition per class of innovation variance, None for a step that does not move.
-
-        Variances are rounded down, which raises correlations.
-        """
+        """One per class of innovation variance, rounded down, which raises correlations; None where nothing moves."""
         self._transitions: list[Transition | None] = [None]
         self._bands: list[Band | None] = [None]
         self._correlations = [1.0]
@@ -164,7 +165,10 @@ class Walk:
             return
         spacing, top = float(self.nodes[1] - self.nodes[0]), float(deviations.max())
         moves = ~narrow(np.sqrt(innovations), spacing)
-        values, kinds = step_classes(innovations[moves], (deviations[:-1] * deviations[1:])[moves], spacing)
+        levels = np.floor(np.log2(innovations[moves]) * _TUNING.octave * (1 + 1e-12)) / _TUNING.octave
+        values, kinds = np.unique(2.0**levels, return_inverse=True)
+        if len(values) > _TUNING.few:
+            values, kinds = step_classes(innovations[moves], (deviations[:-1] * deviations[1:])[moves], spacing)
         self._step_kinds[moves] = kinds + 1
         for value in values.tolist():
             correlation = math.sqrt(max(0.0, 1 - value))

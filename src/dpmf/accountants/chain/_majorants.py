@@ -26,8 +26,8 @@ from dpmf.accountants.chain._block_fits import (
     separators_of_lags,
 )
 from dpmf.accountants.chain._blocks import RenewalModel, SeparatorModel
+from dpmf.accountants.chain._geometric import exact_chain
 from dpmf.accountants.chain._lines import LineModel, StationaryModel
-from dpmf.accountants.chain._lines_above import exact_chain, raised
 from dpmf.accountants.chain._overlap_fits import overlaps
 from dpmf.accountants.chain._overlaps import OverlapModel
 from dpmf.gram.bands import cyclic_bandwidth
@@ -47,6 +47,7 @@ class _Tuning:
       overlap_emphasis: the one for overlapping separators.
       close: a second candidate is kept if its cost is at most this part above the best one's.
       narrow: the bandwidth up to which renewal blocks are not tried.
+      most_raised: a line that has to be raised by a larger factor is raised by a constant instead.
       ring_constants: constants that are tried for a ring, as parts of the way from the least to the largest lag.
       ring_rates: rates −log ρ that are tried for a ring.
       knots: places of the knots of a line's loads, deviations and rates.
@@ -69,6 +70,7 @@ class _Tuning:
     overlap_emphasis: float = 1.0
     close: float = 0.06
     narrow: int = 3
+    most_raised: float = 4.0
     ring_constants: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35)
     ring_rates: tuple[float, ...] = tuple((-np.log1p(-np.geomspace(0.003, 0.95, 160))).tolist())
     knots: tuple[float, ...] = (0.0, 0.08, 0.2, 0.33, 0.46, 0.6, 0.72, 0.82, 0.9, 0.96, 1.0)
@@ -127,7 +129,8 @@ def candidates(gram: Array, emphasis: float) -> list[Candidate]:
     short = len(gram) > _TUNING.many and gram.mean() < _TUNING.short_memory * gram.max()
     if not chains or (np.all(gram > 0) and not short):
         # Over epochs of long memory nothing is zero, and the line need not dominate a whole ring: only G.
-        chains.append(("line", exact_chain(gram) or line_chain(gram, emphasis)))
+        exact = exact_chain(gram, raised) if np.all(gram > 0) else None
+        chains.append(("line", exact or line_chain(gram, emphasis)))
     found.append(min(chains, key=lambda named: cost_of(named[1], gram, emphasis)))
     return [(f"{name} {emphasis:g}", model) for name, model in found if model is not None]
 
@@ -150,6 +153,39 @@ def _screened(found: list[Candidate], gram: Array, emphasis: float) -> list[Cand
     order = np.argsort(costs, kind="stable")
     limit = costs[int(order[0])] * (1 + _TUNING.close)
     return [found[k] for k in order[:2].tolist() if costs[k] <= limit]
+
+
+def raised(model: LineModel, gram: Array) -> LineModel:
+    """The model with its covariance raised above G: by a factor on its smooth part or by a constant.
+
+    **Formal guarantees.** covariance ≥ G·(1 + 10⁻¹⁰/2) entrywise, computed from the very numbers that are returned. A
+    constant τ enters through the loads, √(λ_i² + τ), whose products are at least λ_iλ_j + τ (Cauchy–Schwarz).
+    """
+    smooth = LineModel(model.loads, model.deviations, model.correlations, np.zeros(model.size))
+    target = gram * (1 + MARGIN)
+    off = ~np.eye(model.size, dtype=bool)
+    choices = []
+    covariance = smooth.covariance()
+    if model.size == 1:
+        return LineModel(model.loads * 0, model.deviations * 0, model.correlations, np.diagonal(target).copy())
+    missing = np.where(off, target - covariance, 0.0)
+    tau = max(0.0, float(missing.max())) * (1 + MARGIN)
+    choices.append(LineModel(np.sqrt(model.loads**2 + tau), model.deviations, model.correlations, model.nuggets))
+    needed = off & (target > 0)
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = float((target[needed] / covariance[needed]).max()) if needed.any() else 1.0
+    if factor < _TUNING.most_raised:
+        choices.append(smooth.scaled(math.sqrt(max(1.0, factor) * (1 + MARGIN))))
+    finished = []
+    for choice in choices:
+        nuggets = np.maximum(np.diagonal(target) - choice.loads**2 - choice.deviations**2, 0.0)
+        done = LineModel(choice.loads, choice.deviations, choice.correlations, nuggets * (1 + MARGIN))
+        short = float((target - done.covariance()).max())
+        if short > 0:  # rounding only
+            done = LineModel(np.sqrt(done.loads**2 + 2 * short), done.deviations, done.correlations, done.nuggets)
+        if np.all(done.covariance() >= gram * (1 + 0.5 * MARGIN)):
+            finished.append(done)
+    return min(finished, key=lambda done: float(done.covariance().sum()))
 
 
 def shared_factor(gram: Array) -> LineModel:

@@ -1,8 +1,7 @@
-"""The steps of a chain in few classes, each of which needs one transition matrix.
+"""The steps of a chain of many different steps in few classes, each of which needs one transition matrix.
 
-Innovation variances are rounded down: to so many values per octave, or, where these would be many, to the least one of
-their class. That raises correlations, which is sound, and by how much only decides how tight the bound is: few steps
-may be rounded far, many steps hardly.
+Innovation variances are rounded down to the least one of their class. That raises correlations, which is sound, and by
+how much only decides how tight the bound is: few steps may be rounded far, many steps hardly.
 """
 
 from __future__ import annotations
@@ -21,16 +20,12 @@ class _Tuning:
     """Numbers that decide how far steps are rounded. All positive values give sound bounds.
 
     Attributes:
-      octave: classes per octave, where that leaves few of them.
-      few: so many.
-      rounded: the part by which innovation variances are rounded down, on average, where it does not.
+      rounded: the part by which innovation variances are rounded down, on average.
       usual_spacing: the spacing of nodes, in deviations of a step, beyond which they may be rounded farther.
       most_rounded: the factor by which, at most.
       halvings: how often what one class may lose is halved until all of them lose little enough.
     """
 
-    octave: float = 256.0
-    few: int = 64
     rounded: float = 1.2e-3
     usual_spacing: float = 0.25
     most_rounded: float = 4.0
@@ -50,9 +45,6 @@ def step_classes(variances: Array, smooth: Array, spacing: float) -> tuple[Array
 
     **Formal guarantees.** No value is above any variance of its class.
     """
-    levels, kinds = np.unique(np.floor(np.log2(variances) * _TUNING.octave * (1 + 1e-12)), return_inverse=True)
-    if len(levels) <= _TUNING.few:
-        return np.asarray(2.0 ** (levels / _TUNING.octave)), kinds
     # What a part of an innovation is worth: covariances across the step last as long as the chain remembers.
     worth = smooth / variances
     coarse = spacing**2 / float(np.median(variances)) / _TUNING.usual_spacing**2

@@ -21,10 +21,10 @@ from dpmf.accountants.chain import Chain, _spreads
 from dpmf.accountants.chain._block_fits import separators
 from dpmf.accountants.chain._blocks import SeparatorModel
 from dpmf.accountants.chain._bound import ChainBound
+from dpmf.accountants.chain._geometric import exact_chain
 from dpmf.accountants.chain._inversion import invert_puts, invert_tilted
 from dpmf.accountants.chain._lines import LineModel, chain_covariance
-from dpmf.accountants.chain._lines_above import exact_chain, raised
-from dpmf.accountants.chain._majorants import candidates, cost_of, line_chain, ring_chain, shared_factor
+from dpmf.accountants.chain._majorants import candidates, cost_of, line_chain, raised, ring_chain, shared_factor
 from dpmf.accountants.chain._spreads import Band, Option, Resolution, TermTable, Transition, hat_weights
 from dpmf.accountants.lattice import Lattice
 from dpmf.accountants.protocol import PreparedAccountant
@@ -182,7 +182,7 @@ def test_geometric_memory_is_a_chain(first):
     coefficients = 0.25 * 0.9 ** np.arange(60)
     coefficients[0] = first
     gram = Mechanism(strategies.coefficients(coefficients), BallsInBins(1, 60)).gram
-    model = exact_chain(gram)
+    model = exact_chain(gram, raised)
     assert model is not None
     assert not model.loads.any()
     assert np.all(model.covariance() >= gram)
@@ -194,7 +194,7 @@ def test_geometric_memory_is_a_chain(first):
 @pytest.mark.parametrize("strategy", [strategies.power(0.5), strategies.bisr(8), strategies.bsr(4)], ids=str)
 def test_other_memory_is_not_taken_for_a_chain(strategy):
     for epochs in (1, 3):
-        assert exact_chain(Mechanism(strategy, BallsInBins(epochs, 40)).gram) is None
+        assert exact_chain(Mechanism(strategy, BallsInBins(epochs, 40)).gram, raised) is None
 
 
 def test_chain_covariance_and_repair():

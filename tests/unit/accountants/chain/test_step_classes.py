@@ -37,8 +37,3 @@ def test_variances_are_rounded_down_by_little(name, spacing):
 def test_equal_steps_share_a_class():
     assert len(step_classes(VARIANCES["equal"], np.ones(50), 0.025)[0]) == 1
     assert len(step_classes(VARIANCES["two"], np.ones(40), 0.025)[0]) == 2
-
-
-def test_no_step_moves():
-    values, kinds = step_classes(np.zeros(0), np.zeros(0), 0.1)
-    assert len(values) == len(kinds) == 0
