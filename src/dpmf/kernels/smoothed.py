@@ -125,15 +125,8 @@ def _expectation(coefficients, skewness, kurtosis, errors):  # type: ignore[no-u
 @nb.njit(cache=True, nogil=True)
 def _tried(left, right, places, values, law, skewness, kurtosis, errors, coefficients):  # type: ignore[no-untyped-def]
     """The expectation of the least quartic with contacts at `left` and `right` that is above g at all places."""
-    sign, strike, root, mean, deviation = law
-    at_left, at_right = (
-        payoff(left, sign, strike, root, mean, deviation),
-        payoff(right, sign, strike, root, mean, deviation),
-    )
-    slope_left, slope_right = (
-        _slope(left, sign, strike, root, mean, deviation),
-        _slope(right, sign, strike, root, mean, deviation),
-    )
+    at_left, at_right = payoff(left, *law), payoff(right, *law)
+    slope_left, slope_right = _slope(left, *law), _slope(right, *law)
     _through(left, right, at_left, at_right, slope_left, slope_right, 0.0, coefficients)
     c0, c1, c2, c3 = coefficients[0], coefficients[1], coefficients[2], coefficients[3]
     # Far away y²·(c2 + c3·y + third·y²) decides: it must not come down again.
