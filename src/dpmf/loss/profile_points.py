@@ -34,6 +34,8 @@ class _Tuning:
       most_pieces: a stretch is divided into at most this many pieces at a time.
       rounds: stretches are divided this many times, at most.
       eager: stretches are divided into pieces that cost this part of what they may.
+      tiny: where δ is smaller than this, chords may cost `coarser` times as much.
+      coarser: see `tiny`.
       patience: after the first time, only stretches that cost this many times as much as they may are divided: an
         evaluation of few points takes nearly as long as one of many.
     """
@@ -46,6 +48,8 @@ class _Tuning:
     most_pieces: int = 32
     rounds: int = 2
     eager: float = 1.0
+    tiny: float = 1e-9
+    coarser: float = 3.0
     patience: float = 3.0
 
 
@@ -126,6 +130,7 @@ class ProfilePoints:
         logs = np.log(np.maximum(deltas, 1e-3 * self._tail))
         steepness = -np.diff(logs) / widths
         cost = (1 + steepness) * widths**2 / 8 / np.maximum(epsilons[1:], pair.deviation)
+        cost = np.where(deltas[:-1] < TUNING.tiny, cost / TUNING.coarser, cost)
         gaps = _gaps(widths, falls)
         seen = share * np.maximum(epsilons[1:], pair.deviation) * falls / widths
         wanted: set[int] = set()

@@ -167,12 +167,12 @@ class Choice:
             behind = _TUNING.behind if self._direction == "remove" else 1.0
             if value > behind * first or (first > _TUNING.close * least and slack <= _TUNING.close):
                 continue
-            # How far cheap bounds are above the truth is an estimate, which one that is less proves wrong.
-            wrong = value < least
-            rest = [
-                probe for probe in range(count[k])
-                if probe != pivot and (wrong or self._least[probe][1] > _TUNING.exact)
-            ]  # fmt: skip
+            # What an accountant loses at the pivot it hardly makes up for elsewhere. How far cheap bounds are above the
+            # truth is an estimate, which one that is less proves wrong.
+            enough = 0.0 if value < least else max(math.sqrt(first / least * slack), _TUNING.exact)
+            rest = [probe for probe in range(count[k]) if probe != pivot and self._least[probe][1] > enough]
+            if not rest and value > least:
+                continue
             for probe, found in zip(rest, self._roughly(k, rest), strict=True):
                 self._table[k][probe] = found
             last = count[k] - 1

@@ -180,9 +180,11 @@ def _falls(
             high = epsilon
         else:
             low = epsilon
-        # Of several bounds of one accountant, the best one at any ε serves to tell.
+        # Of several bounds of one accountant, the best one at any ε serves to tell; some bounds never fall so low.
         leads: dict[str, tuple[float, int]] = {}
         for k, value in enumerate(found):
+            if epsilon == high and value > delta >= min(found):
+                continue
             leads[asked[k].name] = min(leads.get(asked[k].name, (math.inf, k)), (value, k))
         asked = [asked[k] for _, k in leads.values()]
         if high <= _TUNING.stride * low:
