@@ -45,6 +45,7 @@ STRATEGIES: dict[str, Callable[[int], dpmf.strategies.Strategy]] = {
     IRREGULAR: lambda n: dpmf.strategies.coefficients([1, 0.1, 0.6, 0.05, 0.4, 0.02, 0.3]),
     "eight equal coefficients": lambda n: dpmf.strategies.coefficients([1.0] * 8),
     "two exponentials": two_exponentials,
+    "0.25·0.995ⁱ": lambda n: dpmf.strategies.coefficients(0.25 * 0.995 ** np.arange(n)),
 }  # fmt: skip
 
 
@@ -67,7 +68,13 @@ def goals() -> list[Goal]:
     ]  # fmt: skip
     found = [Goal("calibration", *one, epsilon, 5.0) for one in small for epsilon in (0.25, 1.0, 4.0, 8.0)]
     large = [("BSR(4)", 4, 1000), ("BISR(16)", 4, 1000), ("BSR(64)", 4, 1000), ("(1 − 0.99x)^(−0.5)", 4, 1000)]
-    large += [("two exponentials", 2, 500), ("BSR(4)", 1, 10**5), ("BISR(16)", 1, 10**5), ("BSR(64)", 1, 10**5)]
+    large += [
+        ("0.25·0.995ⁱ", 1, 1000),
+        ("two exponentials", 2, 500),
+        ("BSR(4)", 1, 10**5),
+        ("BISR(16)", 1, 10**5),
+        ("BSR(64)", 1, 10**5),
+    ]
     found += [Goal("calibration", *one, epsilon, 15.0) for one in large for epsilon in (1.0, 4.0)]
     for name in ("BSR(4)", "(1 − 0.968x)^(−0.4)", "BISR(16)"):
         found.append(Goal("profile of 41 points", name, 10, 100, 4.0, 2.0))
