@@ -32,7 +32,7 @@ SEED = 1  # not the one of the committed run
         ("training checkpoints", 60),
         ("training loops", 40),
         ("dp_accounting events", 60),
-        ("printed numbers", 60),
+        ("printed numbers", 24),
         ("jax-privacy objects", 20),
     ],
 )
