@@ -58,7 +58,7 @@ def test_one_direction_is_asked_for_both() -> None:
 
 
 MECHANISMS = {
-    "bsr": dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.BallsInBins(2, 12)),
+    "bsr": dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(2, 6)),
     "dpsgd": dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 100)),
     "poisson": dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.Poisson(2, 10)),
 }
