@@ -26,6 +26,7 @@ Answer = TypeVar("Answer", bound=Valued)
 LARGEST_RATIO = 2.0**60
 _LEAST_LOG = -800.0
 _NEAR = 0.1  # within this distance in log σ, the slope is taken to be the one at the root
+_FAR = 0.5  # the largest step in log σ towards less noise, where the first was smaller
 _STEPS = 12  # along a line that is nearly straight, before another search takes over
 _ROUGHLY = 4e-3  # the relative tolerance of a search with rough bounds
 _NEARLY = 3.0  # a rough excess up to which log δ is taken to be nearly straight
@@ -206,7 +207,7 @@ def _bracket(
         seen = (excess(here) - excess(there)) / (there - here)
         here, step = there, max(2 * step, most)
         if sign < 0:  # bounds at far too little noise cost more than a few steps
-            step = min(step, 2 * most)
+            step = min(step, max(2 * most, _FAR))
         slope = seen if seen > 0 else slope / 2
 
 
