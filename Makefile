@@ -49,8 +49,9 @@ lint: $(VENV)/.full
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Three processes on two cores: many tests wait for processes that they start, for browsers and for kills.
 test: $(VENV)/.full
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 unit: $(VENV)/.full
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit

@@ -154,31 +154,39 @@ class Choice:
         count = [max(1, min(some, told_apart)) for some in within]
         asked = [
             k for k in range(len(self._bounds))
-            if k not in self._cheap and any(slack > _TUNING.exact for _, slack in self._least[: count[k]])
+            if k not in self._cheap and any(slack > _TUNING.exact for _, slack in self._least[: max(1, within[k])])
         ]  # fmt: skip
         at_pivot = {k: self._roughly(k, [min(_TUNING.pivot, count[k] - 1)])[0] for k in asked}
+        # Slow bounds are not asked everywhere, and do not spare others of their accountant.
+        quick = _leads({k: value for k, value in at_pivot.items() if not self._bounds[k].slow}, self._bounds)
         lead = _leads(at_pivot, self._bounds)
         for k, value in at_pivot.items():
             pivot = min(_TUNING.pivot, count[k] - 1)
             self._table[k][pivot] = value
-            first = lead[self._bounds[k].name]
+            name, slow = self._bounds[k].name, self._bounds[k].slow
+            first = lead[name]
             least, slack = self._least[pivot]
             # The profile of adding a record decides little of what is composed: the best at the pivot will do.
             behind = _TUNING.behind if self._direction == "remove" else 1.0
-            if value > behind * first or (first > _TUNING.close * least and slack <= _TUNING.close):
+            far = first > _TUNING.close * least and slack <= _TUNING.close
+            if value > behind * (first if slow else quick[name]) or far:
                 continue
             # What an accountant loses at the pivot it hardly makes up for elsewhere. How far cheap bounds are above the
             # truth is an estimate, which one that is less proves wrong.
             enough = 0.0 if value < least else max(math.sqrt(first / least * slack), _TUNING.exact)
-            rest = [probe for probe in range(count[k]) if probe != pivot and self._least[probe][1] > enough]
-            if not rest and value > least:
-                continue
+            open_ones = [probe for probe in range(within[k]) if probe != pivot and self._least[probe][1] > enough]
+            rest = [probe for probe in open_ones if probe < count[k]]
+            beyond = [probe for probe in open_ones if probe >= count[k]]
+            if beyond and count[k] - 1 not in (pivot, *rest):
+                rest.append(beyond[0])
             for probe, found in zip(rest, self._roughly(k, rest), strict=True):
                 self._table[k][probe] = found
-            last = count[k] - 1
+            # As far above the cheap ones as at the last probe that was asked.
+            last = max((pivot, *rest))
             ratio = self._table[k][last] / max(self._least[last][0], 1e-300)
-            for probe in range(count[k], within[k]):
-                self._table[k][probe] = min(1.0, ratio * self._least[probe][0])
+            for probe in beyond:
+                if probe > last:
+                    self._table[k][probe] = min(1.0, ratio * self._least[probe][0])
 
     def _roughly(self, k: int, probes: Sequence[int]) -> list[float]:
         """About how large a bound is, from its rough version; raised where cheap ones, which are known, compete."""
