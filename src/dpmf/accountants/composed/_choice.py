@@ -173,7 +173,10 @@ class Choice:
                 continue
             # What an accountant loses at the pivot it hardly makes up for elsewhere. How far cheap bounds are above the
             # truth is an estimate, which one that is less proves wrong.
-            enough = 0.0 if value < least else max(math.sqrt(first / least * slack), _TUNING.exact)
+            enough = 0.0
+            if value >= least:
+                made_up = math.sqrt(first / least * slack) if least > 0 and slack < math.inf else 0.0
+                enough = max(made_up, _TUNING.exact)
             open_ones = [probe for probe in range(within[k]) if probe != pivot and self._least[probe][1] > enough]
             rest = [probe for probe in open_ones if probe < count[k]]
             beyond = [probe for probe in open_ones if probe >= count[k]]
