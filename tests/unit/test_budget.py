@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -289,6 +290,20 @@ def test_best_keeps_what_its_first_members_reached(monkeypatch, ended, question)
         return float(dpmf.profile(SMALL, noise_multiplier=2.0, epsilons=[1.0, 2.0], **at).deltas[0])
 
     assert ask(quick, **limit) <= ask("cascade") * (1 + 1e-3) < 0.9 * ask("gaussian")
+
+
+def test_threads_side_by_side_keep_the_budgets_and_the_order():
+    with budget.time_limit(1e6):
+        left = budget.side_by_side([lambda: budget.seconds_left() < 1e6, lambda: "second"])
+    assert left == [True, "second"]
+    with budget.time_limit(NONE_LEFT), pytest.raises(budget.OutOfTime):
+        budget.side_by_side([budget.check, lambda: None])
+
+
+def test_where_memory_is_limited_one_piece_runs_after_the_other():
+    with budget.memory_limit(1e6):
+        found = budget.side_by_side([threading.current_thread] * 2)
+    assert found == [threading.current_thread()] * 2
 
 
 def test_sampling_ends_with_an_error():

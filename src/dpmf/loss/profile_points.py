@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
+from dpmf import budget
 from dpmf.loss.dominating_pair import DominatingPair, dominating_pair, falling, hull
 from dpmf.numerics import Array
 
@@ -81,11 +83,13 @@ class ProfilePoints:
         self._interval, self._profiles, self._tail = interval, profiles, tail
         self._detail = TUNING.detail * tail
         self.values: dict[str, dict[int, float]] = {direction: {} for direction in profiles}
+        first: dict[str, list[int]] = {}
         for direction, epsilon in largest.items():
             last = math.ceil(min(epsilon, TUNING.largest_epsilon) / interval)
             last = max(2, min(last, TUNING.largest_index))
-            places = {min(round(share * last), last) for share in TUNING.pilots} | {0, 1, last}
-            self._evaluate(direction, sorted(places), rough=True)
+            first[direction] = sorted({min(round(share * last), last) for share in TUNING.pilots} | {0, 1, last})
+        self._evaluate(first, rough=True)
+        for direction in first:
             self._forget_tail(direction)
 
     def refine(self, share: float) -> DominatingPair:
@@ -94,13 +98,13 @@ class ProfilePoints:
         for number in range(TUNING.rounds):
             limit = TUNING.patience * share if number else TUNING.eager * share
             more = {way: self._wanted(way, TUNING.eager * share, limit, pair) for way in self.values}
-            for way, places in more.items():
-                if number == 0:  # the first points have rough bounds, which are good enough where δ is tiny
-                    rough = {place for place, delta in self.values[way].items() if delta > self._detail}
-                    places = sorted(rough.union(places))
-                self._evaluate(way, places)
+            done = not any(more.values())
+            if number == 0:  # the first points have rough bounds, which are good enough where δ is tiny
+                for way, known in self.values.items():
+                    more[way] = sorted({place for place, delta in known.items() if delta > self._detail} | {*more[way]})
+            self._evaluate(more)
             pair = self._pair()
-            if not any(more.values()):
+            if done:
                 break
         return pair
 
@@ -114,12 +118,19 @@ class ProfilePoints:
     def _pair(self) -> DominatingPair:
         return dominating_pair(self._interval, self.values["remove"], self.values["add"])
 
-    def _evaluate(self, direction: str, places: Sequence[int], *, rough: bool = False) -> None:
-        """Bound δ at lattice points, and keep the smaller bound where there was one."""
-        if places:
-            found = self._profiles[direction]([self._interval * place for place in places], rough)
+    def _evaluate(self, wanted: Mapping[str, Sequence[int]], *, rough: bool = False) -> None:
+        """Bound δ at lattice points, both directions at a time, and keep the smaller bound where there was one."""
+        asked = {direction: places for direction, places in wanted.items() if places}
+        found = budget.side_by_side(
+            [
+                partial(self._profiles[direction], [self._interval * place for place in places], rough)
+                for direction, places in asked.items()
+            ]
+        )
+        for (direction, places), deltas in zip(asked.items(), found, strict=True):
             known = self.values[direction]
-            known.update({place: min(delta, known.get(place, 1.0)) for place, delta in zip(places, found, strict=True)})
+            for place, delta in zip(places, deltas, strict=True):
+                known[place] = min(delta, known.get(place, 1.0))
 
     def _wanted(self, direction: str, share: float, limit: float, pair: DominatingPair) -> list[int]:
         """The lattice points at which stretches that cost more than the limit are to be divided."""

@@ -51,6 +51,7 @@ class _Tuning:
       widest_shared: the largest spacing of a shared factor.
       stationary_frequencies: frequencies of a stationary chain that are worked on together.
       powers_chunk: complex numbers of matrix powers that are held at a time.
+      short_step: the largest number of doubles in a step for which one thread is quicker than two.
     """
 
     widest_step: float = 0.7
@@ -68,13 +69,19 @@ class _Tuning:
     widest_shared: float = 4.0
     stationary_frequencies: int = 16
     powers_chunk: int = 2**21
+    short_step: float = 1e5
 
 
 _TUNING = _Tuning()
 
 
-def in_chunks(transform: Callable[[np.ndarray], np.ndarray], s: np.ndarray, width: int) -> np.ndarray:
-    """The transform of all s, a few at a time, on a few threads. Values beyond double range are not finite."""
+def in_chunks(
+    transform: Callable[[np.ndarray], np.ndarray], s: np.ndarray, width: int, *, together: bool = False
+) -> np.ndarray:
+    """The transform of all s, a few at a time, on a few threads, or of all `together` on this one.
+
+    Values beyond double range are not finite.
+    """
 
     def quietly(part: np.ndarray) -> np.ndarray:
         budget.check()
@@ -82,7 +89,7 @@ def in_chunks(transform: Callable[[np.ndarray], np.ndarray], s: np.ndarray, widt
             return transform(part)
 
     # An even number of parts, so that two threads have the same to do.
-    parts = np.array_split(s, min(len(s), 2 * math.ceil(len(s) / width / 2)))
+    parts = np.array_split(s, 1 if together else min(len(s), 2 * math.ceil(len(s) / width / 2)))
     workers = min(len(parts), os.cpu_count() or 1, 8 if budget.fitting(1.0) == math.inf else 2)
     if workers < 2:
         return np.concatenate([quietly(part) for part in parts])
@@ -314,7 +321,10 @@ class LineLaw:
         """E e^(s(T − K)) of the discretised law."""
         nodes = len(self.walk.nodes)
         held = min(_TUNING.chunk, budget.fitting(_TUNING.bytes_per_double)) / (2 * nodes)
-        return in_chunks(self._transform, s, max(2, min(_TUNING.frequencies, int(held), self.walk.width)))
+        width = max(2, min(_TUNING.frequencies, int(held), self.walk.width))
+        # Short steps are spent in the interpreter, where a second thread only waits for the first.
+        together = 2 * len(s) * nodes * len(self.static.nodes) <= min(_TUNING.short_step, held * 2 * nodes)
+        return in_chunks(self._transform, s, width, together=together)
 
     def _transform(self, s: np.ndarray) -> np.ndarray:
         tables = self.walk.table.transforms(s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dpmf import budget
 from dpmf.accountants.combined.least import Least
@@ -29,6 +30,9 @@ class _Tuning:
       beyond: how far beyond the ε at which δ was small enough to go at the next σ.
       same_choice: change of log σ over which the same bounds are expected to stay the best.
       decides: where δ of adding a record is smaller than this, rough bounds on it will do.
+      many_batches: cascades take a while from so many batches on.
+      judged_at: where cheap bounds are judged, as shares of the largest ε.
+      close: cascades are spared where other cheap bounds are at most about so many times the truth there.
     """
 
     reach: float = 6.0
@@ -36,6 +40,9 @@ class _Tuning:
     beyond: float = 1.05
     same_choice: float = 0.6
     decides: float = 1e-2
+    many_batches: int = 32
+    judged_at: tuple[float, ...] = (0.1, 0.45)
+    close: float = 1.4
 
 
 _TUNING = _Tuning()
@@ -84,19 +91,32 @@ class Pairs:
             parts = tuple(part for part in parts if part.name not in _SLOWER)
         quick = Least(prepared.name, prepared.mechanism, [part for part in parts if part.name in _QUICK])
         short = quick if quick.parts else Gaussian().prepare(prepared.mechanism)
-        profiles: dict[str, Profile] = {}
-        largest: dict[str, float] = {}
-        for direction in DIRECTIONS:
-            chosen = self._known(noise_multiplier, direction)
-            if chosen:
-                largest[direction] = self._reach[direction] * self._deviation(noise_multiplier)
-            else:
-                limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
-                bounds = Least(prepared.name, prepared.mechanism, parts).bounds()
-                largest[direction], far = self._where_small(bounds, noise_multiplier, tail, limit, direction)
-                chosen = Choice(bounds, noise_multiplier, largest[direction], tail, direction).chosen(far)
-                self._chosen[direction] = noise_multiplier, chosen
-            profiles[direction] = _profile(chosen, noise_multiplier, largest[direction], direction, only_rough=rough)
+        new = [way for way in DIRECTIONS if not self._known(noise_multiplier, way)]
+        bounds = Least(prepared.name, prepared.mechanism, parts).bounds() if new else ()
+
+        def choose(direction: Direction) -> float:
+            """The bounds to ask are remembered; the largest ε of interest is returned."""
+            if direction not in new:
+                return self._reach[direction] * self._deviation(noise_multiplier)
+            limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
+            many = self._prepared.mechanism.batching.batches_per_epoch >= _TUNING.many_batches
+            asked = [bound for bound in bounds if not many or bound.name != "cascade"]
+            largest, far = self._where_small(asked or bounds, noise_multiplier, tail, limit, direction)
+            if len(asked) < len(bounds) and not _close(
+                asked, noise_multiplier, [share * largest for share in _TUNING.judged_at], direction
+            ):
+                asked = list(bounds)
+                largest, far = self._where_small(asked, noise_multiplier, tail, limit, direction)
+            chosen = Choice(asked, noise_multiplier, largest, tail, direction).chosen(far)
+            self._chosen[direction] = noise_multiplier, chosen
+            return largest
+
+        ends = budget.side_by_side([partial(choose, direction) for direction in DIRECTIONS])
+        largest: dict[str, float] = dict(zip(DIRECTIONS, ends, strict=True))
+        profiles: dict[str, Profile] = {
+            way: _profile(self._chosen[way][1], noise_multiplier, largest[way], way, only_rough=rough)
+            for way in DIRECTIONS
+        }
         points = ProfilePoints(interval, profiles, largest, tail)
         for direction in DIRECTIONS:
             self._learn_reach(points.values[direction], interval, tail, noise_multiplier, direction)
@@ -192,6 +212,17 @@ def _falls(
         epsilon = math.sqrt(low * high)
 
 
+def _close(
+    bounds: Sequence[PreparedAccountant], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
+) -> bool:
+    """Whether a cheap bound is about the truth at each ε. Cascades then gain nothing, and take longest of all."""
+
+    def slack(bound: PreparedAccountant, epsilon: float) -> float:
+        return budget.attempt(lambda: bound.delta(noise_multiplier, epsilon, direction).slack, math.inf)
+
+    return all(any(slack(bound, epsilon) <= _TUNING.close for bound in bounds if bound.cheap) for epsilon in epsilons)
+
+
 def _profile(
     chosen: Sequence[Chosen], noise_multiplier: float, largest: float, direction: Direction, *, only_rough: bool
 ) -> Profile:
@@ -208,9 +239,9 @@ def _profile(
         return [seen[id(bound), epsilon] for epsilon in epsilons]
 
     def ask(bound: PreparedAccountant, epsilons: list[float], rough: bool) -> list[float]:
-        if rough or only_rough:
+        if rough or only_rough or bound.roughness == 1:
             return roughly(bound, epsilons)
-        if direction == "remove" or bound.roughness == 1:
+        if direction == "remove":
             return bound.deltas(noise_multiplier, epsilons, direction)
         # Where adding a record has a small δ, it decides little of what is composed: a rough bound will do.
         found = roughly(bound, epsilons)

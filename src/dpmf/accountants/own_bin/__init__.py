@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -349,6 +349,37 @@ class _PreparedOwnBin(PreparedAccountant):
         self, noise_multiplier: float, epsilon: float, direction: Direction, target_delta: float | None = None
     ) -> Evaluation:
         """A bound on δ(ε), see `_Law`; the closed form where that is smaller."""
+        return self._bound(noise_multiplier, epsilon, direction, target_delta, _TUNING.usual_delta)
+
+    def deltas(self, noise_multiplier: float, epsilons: Sequence[float], direction: Direction) -> list[float]:
+        """Bounds on δ at many ε; what the two before lead to expect decides where the nodes of τ end.
+
+        **Formal guarantees.** Each value is one of `delta` on other nodes, and any nodes give a bound.
+        """
+        order = sorted(range(len(epsilons)), key=lambda k: epsilons[k])
+        values = [1.0] * len(epsilons)
+
+        def asked() -> Iterator[None]:
+            passed: list[tuple[float, float]] = []  # ε and log δ
+            for k in order:
+                budget.check()
+                expected = _TUNING.usual_delta
+                if len(passed) == 2:
+                    (first, high), (last, low) = passed
+                    steps = min((epsilons[k] - last) / (last - first), 3.0)  # close neighbours do not tell the slope
+                    # Somewhat less than that: what lies beyond the last node counts fully.
+                    expected = min(expected, math.exp(low + (low - high) * steps) / 3)
+                values[k] = self._bound(noise_multiplier, epsilons[k], direction, None, expected).value
+                if not passed or epsilons[k] > passed[-1][0]:
+                    passed = [*passed[-1:], (epsilons[k], math.log(max(values[k], 1e-300)))]
+                yield
+
+        budget.as_far_as_it_goes(asked())
+        return values
+
+    def _bound(
+        self, noise_multiplier: float, epsilon: float, direction: Direction, target: float | None, expected: float
+    ) -> Evaluation:
         _, circulant, costly = self._grams
         largest = float(circulant.max()) / noise_multiplier / noise_multiplier
         plain = gaussian_delta(math.sqrt(min(largest, 1e300)) * (1 + 1e-9), epsilon)
@@ -359,18 +390,18 @@ class _PreparedOwnBin(PreparedAccountant):
         found: list[tuple[float, float]] = []
         if direction == "add":
             laws = [self._law(noise_multiplier, True)] + ([self._law(noise_multiplier, False)] if costly else [])
-            enough = _TUNING.far_below * (target_delta or 0.0)
+            enough = _TUNING.far_below * (target or 0.0)
             found = [law.put(strike, enough) for law in laws if law.usable]
             bins = 0
         else:
-            aimed = min(target_delta or _TUNING.usual_delta, plain)
+            aimed = min(target or expected, plain)
             last = float(-ndtri(max(_TUNING.beyond * aimed, 1e-300)))
             each = costly and self._b <= _TUNING.each_batches
             if each and not self._law(noise_multiplier, False).usable:
                 each = False  # some bins share nothing with the others; on the ring of the circulant matrix they do
             law, bins = self._law(noise_multiplier, not each), self._b if each else 1
             found = [law.call(strike, last)] if law.usable else []
-            if target_delta is None and found and found[0][0] < _TUNING.too_far * aimed:
+            if target is None and found and found[0][0] < _TUNING.too_far * aimed:
                 last = float(-ndtri(max(_TUNING.beyond * _TUNING.too_far * min(found[0]), 1e-300)))
                 found.append(law.call(strike, last))
         value, likely = min(found, default=(1.0, 1.0))

@@ -53,6 +53,28 @@ def test_never_below_the_truth(
     assert prepared.delta(sigma, epsilon, direction).value >= truth * (1 - 1e-7)
 
 
+@random_settings(20)
+@given(
+    mechanisms(), log_uniform(0.2, 30), st.lists(st.floats(0.0, 8.0), min_size=3, max_size=6),
+    st.sampled_from(DIRECTIONS),
+)  # fmt: skip
+def test_profiles_are_never_below_the_truth(
+    mechanism: Mechanism, sigma: float, epsilons: list[float], direction: str
+) -> None:
+    """Many ε at a time, in any order and with some of them equal: nodes end where the ones before lead to expect."""
+    found = OwnBin().prepare(mechanism).deltas(sigma, epsilons, direction)
+    for epsilon, value in zip(epsilons, found, strict=True):
+        assert value >= oracles.delta(signal_to_noise(mechanism, sigma), epsilon, direction) * (1 - 1e-7)
+
+
+def test_profiles_are_as_close_as_single_bounds() -> None:
+    prepared = OwnBin().prepare(SAMPLED["bisr4 N=1000 k=10"])
+    epsilons = [0.0, 1e-4, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    alone = np.array([prepared.delta(5.0, epsilon, "remove").value for epsilon in epsilons])
+    together = np.array(prepared.deltas(5.0, epsilons[::-1], "remove")[::-1])
+    assert np.all(together <= 1.01 * alone)
+
+
 def test_never_below_the_truth_for_four_bins() -> None:
     mechanism = Mechanism(strategies.matrix(random_matrix(8, 0)), BallsInBins(2, 4))
     sigma, epsilon = math.sqrt(float(mechanism.gram.max()) / 0.6), 0.2
