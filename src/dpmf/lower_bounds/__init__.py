@@ -34,6 +34,7 @@ class _Tuning:
         for each unit of log σ or log ε, at first.
       refined_tolerance: the least relative tolerance of their search.
       refined_tries: the number of slower bounds that are evaluated for one search, at most.
+      guesses: the number of guesses at them that say where to begin, at most.
     """
 
     epsilon_tolerance: float = 1e-5
@@ -41,6 +42,7 @@ class _Tuning:
     refined_slope: float = 25.0
     refined_tolerance: float = 1e-3
     refined_tries: int = 5
+    guesses: int = 4
 
 
 _TUNING = _Tuning()
@@ -111,7 +113,9 @@ def lower_epsilon(
             found = low
             refined = bounds.refined(delta, sigma, found, one_way) if found > 0 else None
             if refined is not None:
-                for epsilon in _climbing(partial(refined, sigma), found, delta, _TUNING.epsilon_tolerance):
+                value = partial(refined.value, sigma)
+                about = None if refined.about is None else partial(refined.about, sigma)
+                for epsilon in _climbing(value, about, found, delta, _TUNING.epsilon_tolerance):
                     note(epsilon)
                     found = max(found, epsilon)
 
@@ -156,11 +160,9 @@ def lower_noise_multiplier(
                 _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
             refined = bounds.refined(delta, found, epsilon, one_way) if found > 0 else None
             if refined is not None:
-
-                def value(sigma: float, refined: Callable[[float, float], float] = refined) -> float:
-                    return refined(sigma, epsilon)
-
-                for sigma in _climbing(value, found, delta, tolerance):
+                value = partial(_at_epsilon, refined.value, epsilon)
+                about = None if refined.about is None else partial(_at_epsilon, refined.about, epsilon)
+                for sigma in _climbing(value, about, found, delta, tolerance):
                     note(sigma)
                     found = max(found, sigma)
 
@@ -225,28 +227,68 @@ def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, to
         low, high = (middle, high) if misses(middle) else (low, middle)
 
 
-def _climbing(value: Callable[[float], float], start: float, target: float, tolerance: float) -> Iterator[float]:
+def _at_epsilon(bound: Callable[[float, float], float], epsilon: float, sigma: float) -> float:
+    return bound(sigma, epsilon)
+
+
+def _climbing(
+    value: Callable[[float], float], about: Callable[[float], float] | None, start: float, target: float,
+    tolerance: float,
+) -> Iterator[float]:  # fmt: skip
     """Larger and larger arguments at which a slow function that falls was seen to exceed the target.
 
-    It is nearly a straight line in logarithms, so few evaluations are needed.
+    It is nearly a straight line in logarithms, so few evaluations are needed. Where `about` is about the same and
+    quicker, it says where to begin.
     """
     tolerance = max(tolerance, _TUNING.refined_tolerance)
-    low, above = math.log(start), math.log(max(value(start), 1e-300) / target)
+    low, above = math.log(start), _excess(about or value, math.log(start), target)
+    if about is not None and not above > 0:  # it is of no use there
+        about, above = None, _excess(value, low, target)
     high, below, slope = math.inf, 0.0, _TUNING.refined_slope
+    expected = None
+    if about is not None:
+        expected, slope = _expected(about, low, above, target, tolerance)
     for _ in range(_TUNING.refined_tries - 1 if above > 0 else 0):
-        step = above / slope if high == math.inf else (high - low) * above / (above - below)
+        if expected is not None:
+            step = expected - low
+        else:
+            step = above / slope if high == math.inf else (high - low) * above / (above - below)
         place = low + max(min(step, 1.0) - 0.3 * tolerance, 0.5 * tolerance)
         if place >= high or high - low < tolerance:
             return
-        excess = math.log(max(value(math.exp(place)), 1e-300) / target)
+        excess = _excess(value, place, target)
+        if expected is not None:  # what was expected of the start is off by as much
+            above += excess - slope * (expected - place)
+            if excess < 0 and not above > 0:
+                return
         if excess > 0:
             yield math.exp(place)
-            slope = max((above - excess) / (place - low), 1.0)
+            slope = slope if expected is not None else max((above - excess) / (place - low), 1.0)
             low, above = place, excess
             if high == math.inf and above / slope < 0.5 * tolerance:
                 return
         else:
             high, below = place, excess
+        expected = None
+
+
+def _expected(
+    about: Callable[[float], float], place: float, excess: float, target: float, tolerance: float
+) -> tuple[float, float]:
+    """Where a function is expected to reach the target, in logarithms, and how fast it falls there, by secants."""
+    slope = _TUNING.refined_slope
+    for _ in range(_TUNING.guesses):
+        step = max(min(excess / slope, 1.0), -1.0)
+        if abs(step) < 0.2 * tolerance:
+            break
+        before, excess = excess, _excess(about, place + step, target)
+        place, slope = place + step, max((before - excess) / step, 1.0)
+    return place + excess / slope, slope
+
+
+def _excess(value: Callable[[float], float], place: float, target: float) -> float:
+    """The logarithm of how many times the target a function is, at a place that is given by its logarithm."""
+    return math.log(max(value(math.exp(place)), 1e-300) / target)
 
 
 def _directions(direction: str) -> tuple[Direction, ...]:

@@ -85,6 +85,21 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
+@dataclass(frozen=True)
+class SlowerBounds:
+    """The slower bounds that seem best at some σ and ε.
+
+    Attributes:
+      proved: a lower bound on δ(ε) there, which was found by comparing them.
+      value: the largest of them, for any σ and ε.
+      about: about the same from less work, which proves nothing; None where all of it would be needed.
+    """
+
+    proved: float
+    value: Callable[[float, float], float]
+    about: Callable[[float, float], float] | None
+
+
 class LowerBounds:
     """The lower bounds of one Gram matrix. What does not depend on σ is computed once.
 
@@ -196,8 +211,8 @@ class LowerBounds:
         * With a shared factor X the payoff is convex in X: replacing X by its mean in each of a few cells lowers it.
         """
         quick = max(self._values(noise_multiplier, epsilon, direction))
-        best = self._best(noise_multiplier, epsilon, direction)
-        return quick if best is None else max(quick, best[0], best[1](noise_multiplier, epsilon))
+        slower = self._slower(noise_multiplier, epsilon, direction)
+        return quick if slower is None else max(quick, slower.proved, slower.value(noise_multiplier, epsilon))
 
     def exceeds(self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction) -> bool:
         """Whether one of the quick bounds proves δ(ε) > `delta`."""
@@ -206,31 +221,34 @@ class LowerBounds:
 
     def refined(
         self, delta: float, noise_multiplier: float, epsilon: float, direction: Direction
-    ) -> Callable[[float, float], float] | None:
-        """The slower bound that is best at this σ and ε, for any σ and ε; None if it does not exceed `delta` there."""
-        best = self._best(noise_multiplier, epsilon, direction)
-        if best is None or not max(best[0], best[1](noise_multiplier, epsilon)) > delta:
+    ) -> SlowerBounds | None:
+        """The slower bounds that are best at this σ and ε; None if they do not seem to exceed `delta` there."""
+        slower = self._slower(noise_multiplier, epsilon, direction)
+        if slower is None:
             return None
-        return best[1]
+        expected = slower.value if slower.about is None else slower.about
+        return slower if max(slower.proved, expected(noise_multiplier, epsilon)) > delta else None
 
-    def _best(
-        self, noise_multiplier: float, epsilon: float, direction: Direction
-    ) -> tuple[float, Callable[[float, float], float]] | None:
-        """The slower bounds that are best on coarse cells: their value there, and how to compute it on fine ones."""
+    def _slower(self, noise_multiplier: float, epsilon: float, direction: Direction) -> SlowerBounds | None:
+        """The slower bounds that are best on coarse cells, or for a few bins."""
         bounds: list[tuple[float, Callable[[float, float], float]]] = []
+        proved = 0.0
         if self._windows:
-            windows, value = best_of(self._windows, noise_multiplier, epsilon, direction)
-            bounds.append((value, lambda s, e: windows.delta(s, e, direction, fine=True)))
-        if self._own_bins is not None and direction == "remove":
-            bounds.append((self._own_bins.delta(noise_multiplier, epsilon, fine=False), self._own_bins.delta))
+            windows, proved = best_of(self._windows, noise_multiplier, epsilon, direction)
+            bounds.append((proved, lambda s, e: windows.delta(s, e, direction, fine=True)))
+        own_bins = self._own_bins if direction == "remove" else None
+        about: Callable[[float, float], float] | None = None
+        if own_bins is not None:
+            about = lru_cache(maxsize=1)(own_bins.about)
+            bounds.append((about(noise_multiplier, epsilon), own_bins.delta))
         if direction == "remove" and (not bounds or max(bounds, key=lambda one: one[0]) is bounds[0]):
             # Planes are not tried where moments around the own bin are better than windows: both follow what is curved.
             for one in self._windows:
                 if len(one.shifts) in _TUNING.tangents:
                     budget.check()
-                    bounds.append(
-                        (tangent_delta(one, noise_multiplier, epsilon, fine=False), partial(tangent_delta, one))
-                    )
+                    rough = tangent_delta(one, noise_multiplier, epsilon, fine=False)
+                    proved = max(proved, rough)
+                    bounds.append((rough, partial(tangent_delta, one)))
         if not bounds:
             return None
         value = max(rough for rough, _ in bounds)
@@ -241,7 +259,8 @@ class LowerBounds:
             budget.check()
             return max(bound(sigma, epsilon) for bound in best)
 
-        return value, fine
+        by_few_bins = own_bins is not None and own_bins.delta in best
+        return SlowerBounds(proved, fine, about if by_few_bins else None)
 
     def _values(self, sigma: float, epsilon: float, direction: Direction) -> Iterator[float]:
         """The quick bounds, the cheapest first."""

@@ -9,6 +9,7 @@ nothing of the Gram matrix is replaced but for rounding (docs/theory/lower_bound
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,8 @@ class _Tuning:
       largest_batches: mechanisms with more batches are left to the other families.
       most_terms: the number of terms of A that are kept for each bin, those that overlap most with it.
       spacing: the width of a cell for 100 batches, in standard deviations; it grows with the root of their number.
-      wider: by which factor cells are wider where families are compared.
+      knots: how far those τ are apart at which the complete graph of four vertices is bounded.
+      sampled_bins: the number of bins that say about what all of them would say.
       ends: where cells begin and end, in deviations from the mean if the record is in the bin.
       negligible: cells are left out where they, and those beyond them, add less than this part.
       largest_variance: above this G/σ² moments say nothing.
@@ -45,11 +47,12 @@ class _Tuning:
     """
 
     largest_batches: int = 512
-    most_terms: int = 128
-    spacing: float = 0.17
-    wider: float = 2.0
+    most_terms: int = 256
+    spacing: float = 0.12
+    knots: float = 1.5
+    sampled_bins: int = 10
     ends: tuple[float, float] = (-2.0, 8.0)
-    negligible: float = 3e-3
+    negligible: float = 2e-3
     largest_variance: float = 12.0
     shrunk: tuple[float, ...] = (0.0, 0.01, 0.05)
     least_diagonal: float = 1e-4
@@ -77,13 +80,25 @@ class OwnBins:
         lowered = gram_error + 1.1 * RAISED * largest / least + 64 * UNIT
         return cls(np.minimum(gram, gram.T) * (1 - lowered))
 
-    def delta(self, noise_multiplier: float, epsilon: float, *, fine: bool = True) -> float:
+    def delta(self, noise_multiplier: float, epsilon: float) -> float:
         """A lower bound on δ(ε) of the remove direction; 0 where moments say nothing.
 
         **Formal guarantees.** S, with its diagonal raised, is positive semidefinite and at most the true matrix in
         every entry, so its δ is smaller (Gram domination). δ(ε) is the mean over the bins i of E_i(1 − e^ε/A)_+, which
         is not negative and grows with A: terms of A may be left out. See `_of_bin` for one bin.
         """
+        b = len(self.gram)
+        return self._sum_over(range(b), noise_multiplier, epsilon) / b * (1 - _SUM_ERROR)
+
+    def about(self, noise_multiplier: float, epsilon: float) -> float:
+        """About what `delta` returns, from a few bins: it says where to look, and proves nothing."""
+        b = len(self.gram)
+        asked = max(1, min(_TUNING.sampled_bins, b))
+        bins = [(2 * place + 1) * b // (2 * asked) for place in range(asked)]
+        return self._sum_over(bins, noise_multiplier, epsilon) / asked
+
+    def _sum_over(self, bins: Iterable[int], noise_multiplier: float, epsilon: float) -> float:
+        """The sum over some bins i of lower bounds on E_i(1 − e^ε/A)_+, without the rounding error of the sum."""
         b = len(self.gram)
         largest = float(self.gram.max()) / noise_multiplier / noise_multiplier
         if epsilon > LARGEST_EPSILON or not largest <= _TUNING.largest_variance:
@@ -94,17 +109,17 @@ class OwnBins:
             return 0.0
         announce_compilation(smoothed_below)
         strike = math.exp(epsilon) * (1 + 4 * UNIT * (1 + epsilon))
-        spacing = _TUNING.spacing * math.sqrt(max(b / 100, 1.0)) * (1.0 if fine else _TUNING.wider)
+        spacing = _TUNING.spacing * math.sqrt(max(b / 100, 1.0))
         kept = max(1, min(_TUNING.most_terms, b))
         total = 0.0
-        for i in range(b):
+        for i in bins:
             closeness = shared.s[i].copy()
             closeness[i] = math.inf
             terms = np.sort(np.argpartition(-closeness, kept - 1)[:kept])
             part = Shared(np.ascontiguousarray(shared.s[np.ix_(terms, terms)]), shared.variance)
             given = GivenBin(part, int(np.searchsorted(terms, i)))
             total += _of_bin(given, shared.variance, strike * (b / kept) * (1 + 4 * UNIT), spacing)
-        return total / b * (1 - _SUM_ERROR)
+        return total
 
 
 def _shrunk(s: Array, part: float) -> Array:
@@ -141,7 +156,7 @@ def _of_bin(given: GivenBin, variance: float, strike: float, spacing: float) -> 
     total = 0.0
     for way in (range(start, len(centres)), range(start - 1, -1, -1)):
         for k in way:
-            added = value(weights[k], given.below(edges[k], centres[k], edges[k + 1]))
+            added = value(weights[k], given.below(edges[k], centres[k], edges[k + 1], _TUNING.knots))
             total += added
             if added < _TUNING.negligible * total:
                 break

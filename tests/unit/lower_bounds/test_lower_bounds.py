@@ -201,3 +201,41 @@ def test_bounds_hold_for_other_knobs(module: ModuleType, direction: str, monkeyp
             assert oracles.delta(mechanism.gram / sigma**2, 0.5, direction) >= 1e-3, change
             epsilon = lower_epsilon(fresh, 2.0, 1e-3, direction)
             assert oracles.delta(mechanism.gram / 4.0, epsilon, direction) >= 1e-3, change
+
+
+# --- the search for where a slow bound reaches its target ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-9, 0.3, 0.97, 1.0, 1.03, 3.0, 1e9])
+def test_climbing_ends_where_the_bound_was_seen_to_exceed(factor: float) -> None:
+    """However wrong the guess is that says where to begin: only values of the slow function count."""
+    asked = []
+
+    def value(sigma: float) -> float:
+        asked.append(sigma)
+        return 1e-5 * (2.0 / sigma) ** 22
+
+    found = list(lower_bounds._climbing(value, lambda sigma: factor * value(sigma), 1.8, 1e-5, 1e-4))
+    assert all(value(sigma) > 1e-5 for sigma in found)
+    if factor < 10:
+        assert 2.0 * (1 - 1.5e-3) < max(found) < 2.0
+    asked.clear()
+    assert 2.0 * (1 - 1.5e-3) < max(lower_bounds._climbing(value, None, 1.8, 1e-5, 1e-4)) < 2.0
+    alone = len(asked)
+    assert alone <= lower_bounds._TUNING.refined_tries
+    assert not list(lower_bounds._climbing(value, None, 2.1, 1e-5, 1e-4))
+
+
+def test_a_good_guess_spares_most_of_the_slow_evaluations() -> None:
+    asked = []
+
+    def curve(sigma: float) -> float:
+        return 1e-5 * (2.0 / sigma) ** (20 + 5 * sigma / 2)
+
+    def value(sigma: float) -> float:
+        asked.append(sigma)
+        return curve(sigma)
+
+    found = list(lower_bounds._climbing(value, lambda sigma: 1.001 * curve(sigma), 1.8, 1e-5, 1e-4))
+    assert len(asked) == 1
+    assert 2.0 * (1 - 1e-3) < found[0] < 2.0

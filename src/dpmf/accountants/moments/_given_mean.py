@@ -172,11 +172,13 @@ def complete_graph(size: Array, weights: Array, shared: Array | None = None, eno
       shared: size·diag(weights)·size, where it is known.
       enough: the second bound is not asked where the first is at most this.
     """
+    roots = np.sqrt(weights)
     if shared is None:
-        shared = (size * weights) @ size
+        halves = size * roots
+        shared = halves @ halves.T  # half the work of (size·W)·size
     plain = float(size.max()) * float(diamond_sum(size, shared, weights))
     if plain > enough:
-        squares = size * size
-        sums = (size * ((squares * weights) @ squares)) @ weights
+        halves = size * size * roots
+        sums = (size * (halves @ halves.T)) @ weights
         plain = min(plain, float((size @ weights).max()) * float(weights @ sums))
     return plain * (1 + 1e-9)

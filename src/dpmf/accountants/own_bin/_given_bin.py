@@ -22,6 +22,7 @@ RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, agai
 _LEAST_SHARED = 1e-7  # the least v, relative to the largest entry, that is worth while
 _LEAST = 1e-40  # of smaller entries, products of six underflow
 _NEGLIGIBLE = 0.03  # the part of a fourth moment that is not worth another product of matrices
+_LEAST_KNOTS = 1e-3  # closer ones could not be told apart
 _SHRUNK = (1.0, 0.9, 0.5, 0.1)  # parts of the largest v that are tried in turn
 
 
@@ -117,6 +118,7 @@ class GivenBin:
     def _remember(self, rest: Array, error: float) -> None:
         """Keep what all moments need of the covariance that is left, which has this error."""
         self._b = len(rest)
+        self._at_knots: dict[float, float] = {}
         self._f = np.expm1(rest)
         sizes = np.abs(self._f)
         largest = float(sizes.max())
@@ -148,15 +150,16 @@ class GivenBin:
         """What is known of Σ ξ_j/b where no bin was given; of a circulant matrix, the fourth moment is computed."""
         return self._of(self._terms(0.0), 0.0, circulant)
 
-    def below(self, low: float, centre: float, high: float) -> Shape:
+    def below(self, low: float, centre: float, high: float, knots: float) -> Shape:
         """The same at `centre`, for a sum that is at most Σ α_j·ξ_j between `low` and `high`, with other loads there.
 
         They are those between 0 and 2·l_i that come closest. A term with l_j < 0 is kept at its value at `high`; one
-        with l_j > 2·l_i leaves its value at `low` with the load 2·l_i.
+        with l_j > 2·l_i leaves its value at `low` with the load 2·l_i. The complete graph of four vertices is bounded
+        at multiples of `knots` only.
         """
         least, most = np.minimum(self.loads, 0.0), np.maximum(self.loads - 2 * self.own, 0.0)
         moved = np.exp(least * (high - centre) + most * (low - centre))
-        return self._of(self._terms(centre) * moved, max(abs(low), abs(high)))
+        return self._of(self._terms(centre) * moved, max(abs(low), abs(high)), between=(centre, knots))
 
     def means(self, nodes: Sequence[float]) -> list[float]:
         """About E[Σ α_j·ξ_j | τ] at some τ."""
@@ -166,8 +169,11 @@ class GivenBin:
         found: Array = np.exp(np.minimum(self.loads * tau - self.loads**2 / 2 + self._tilt, 600.0))
         return found
 
-    def _of(self, terms: Array, size: float, alike: bool = False) -> Shape:
-        """Moments for some terms; all vertices are alike where the matrix is circulant and the terms are equal."""
+    def _of(self, terms: Array, size: float, alike: bool = False, between: tuple[float, float] | None = None) -> Shape:
+        """Moments for some terms; all vertices are alike where the matrix is circulant and the terms are equal.
+
+        With `between`, a τ and a distance of knots, no term is larger than the one at this τ.
+        """
         budget.check()
         b, f = self._b, self._f
         sizes = np.abs(f)
@@ -182,7 +188,9 @@ class GivenBin:
         # The bounds of `complete_graph`, after one that takes no product of matrices: the largest edge for one more.
         twice = (sizes * sizes) @ weights
         complete = float(near.max()) * self._largest * float(weights @ (twice * twice)) * (1 + 1e-9)
-        if complete > _NEGLIGIBLE * graphs.four:
+        if complete > _NEGLIGIBLE * graphs.four and between is not None:
+            complete = min(complete, self._complete_between(*between, float(terms.sum())))
+        elif complete > _NEGLIGIBLE * graphs.four:
             complete = min(complete, complete_graph(sizes, weights, None, _NEGLIGIBLE * graphs.four))
         if alike:
             complete = min(complete, self._complete_from_one(relative, float((near + self._step).max())))
@@ -198,6 +206,33 @@ class GivenBin:
             errors=np.array([(b + 8) * UNIT / deviation, 2 * two / variance + 1e-12, three / deviation**3 + 1e-12]),
             error=(2 * b + 64) * UNIT * (1 + exponent),
         )
+
+    def _complete_between(self, tau: float, knots: float, total: float) -> float:
+        """The sum over the complete graph of four vertices, for terms with this total that are at most those at τ.
+
+        **Formal guarantees.** With terms e^(l_j·τ + c_j) for weights the sum over |f| is one of exponentials of τ with
+        positive factors, so its logarithm is convex: between two knots it is at most the chord. That of an upper bound
+        at the knots is at least that. Smaller terms have a smaller sum, and dividing by the fourth power of the total
+        makes weights of terms.
+        """
+        knots = max(knots, _LEAST_KNOTS)
+        left = math.floor(tau / knots)
+        part = tau / knots - left
+        chord = (1 - part) * self._log_complete(left * knots) + part * self._log_complete((left + 1) * knots)
+        exponent = chord - 4 * math.log(total)
+        return math.exp(exponent) * (1 + 1e-9) if exponent < 700 else math.inf
+
+    def _log_complete(self, tau: float) -> float:
+        """The logarithm of a bound on the sum over the complete graph of four vertices, with the terms at τ."""
+        found = self._at_knots.get(tau)
+        if found is None:
+            exponents = self.loads * tau - self.loads**2 / 2 + self._tilt
+            peak = float(exponents.max())
+            terms = np.exp(exponents - peak)
+            total = float(terms.sum())
+            bound = complete_graph(np.abs(self._f) + self._error, terms / total)
+            found = self._at_knots[tau] = math.log(max(bound, 1e-300)) + 4 * (peak + math.log(total))
+        return found
 
     def _complete_from_one(self, relative: float, near: float) -> float:
         """The sum over the complete graph of four vertices, all weights being 1/b and all vertices alike.

@@ -10,7 +10,7 @@ import pytest
 from flint import arb, ctx
 
 from dpmf import strategies
-from dpmf.accountants.moments._given_mean import Graphs
+from dpmf.accountants.moments._given_mean import Graphs, complete_graph
 from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, at_most, circulant_above
 from dpmf.batching import BallsInBins
 from dpmf.mechanism import Mechanism
@@ -159,6 +159,48 @@ def test_moments_contain_those_of_an_enumeration_in_balls(name: str, tau: float)
         assert shape.lowest <= -1 / shape.deviation
         # The errors that are allowed for are small beside what they are errors of.
         assert shape.errors.max() < (1e-3 if close else 1.0)
+
+
+def complete_sum(given: GivenBin, terms: np.ndarray) -> float:
+    """The sum over the complete graph of four vertices of |f|, by enumeration, with weights proportional to terms."""
+    f, w = np.abs(given._f), terms / terms.sum()
+    return float(np.einsum("a,b,c,d,ab,ac,ad,bc,bd,cd->", w, w, w, w, f, f, f, f, f, f))
+
+
+@pytest.mark.parametrize("knots", [0.0, 0.05, 0.7, 3.0, 50.0])
+@pytest.mark.parametrize("name", ["random", "random, small", "banded", "banded, large"])
+def test_the_complete_graph_between_knots_is_at_most_the_chord(name: str, knots: float) -> None:
+    """At any τ, and for terms that are smaller; with knots close to each other it is what is found at τ itself."""
+    shared = shared_of(MATRICES[name])
+    for index in (0, 3):
+        given = GivenBin(shared, index)
+        for tau in (-3.3, -0.2, 0.0, 1.4, 6.0):
+            terms = given._terms(tau)
+            found = given._complete_between(tau, knots, float(terms.sum()))
+            assert found >= complete_sum(given, terms) * (1 - 1e-12)
+            smaller = terms * np.random.default_rng(index).random(len(terms))
+            assert given._complete_between(tau, knots, float(smaller.sum())) >= complete_sum(given, smaller)
+            if knots <= 0.05:
+                bound = complete_graph(np.abs(given._f) + given._error, terms / terms.sum())
+                assert found == pytest.approx(bound, rel=0.02)
+
+
+@pytest.mark.parametrize("knots", [0.1, 1.5])
+@pytest.mark.parametrize("name", MATRICES)
+def test_moments_below_contain_those_of_an_enumeration_in_balls(name: str, knots: float) -> None:
+    """In cells so narrow that hardly anything is lowered, and in wide ones, where the terms are those that are used."""
+    s = MATRICES[name]
+    shared = shared_of(s)
+    for index, tau, width in ((0, 0.7, 1e-9), (len(s) - 1, 5.0, 1e-9), (0, -2.0, 0.8), (1, 3.0, 0.8)):
+        given = GivenBin(shared, index)
+        rest, exact = exact_rest(shared, given.loads), exact_terms(shared, given, index, tau)
+        lowered = []
+        for load, term in zip(given.loads.tolist(), exact, strict=True):
+            by = min(load, 0.0) * width - max(load - 2 * given.own, 0.0) * width
+            lowered.append(term * balls.exact(by).exp())
+        shape = given.below(tau - width, tau, tau + width, knots)
+        mean, central = balls.moments_of_sum(rest, lowered)
+        balls.within(shape, mean, central)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.5, 3.0, 11.0])
