@@ -49,7 +49,7 @@ def test_parts_are_prepared_in_turn() -> None:
 
 @pytest.mark.parametrize("accountant", ["best", "chain", "cascade", "moments"])
 def test_pairs_dominate_whatever_is_prepared_first(accountant: str) -> None:
-    """Every point is at least the truth of DP-SGD with one epoch, which the lattice accountant knows."""
+    """Every point is at least the truth of DP-SGD, which the lattice accountant knows."""
     mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(2, 40))
     points = Pairs(Least.of(resolve(accountant).prepare(mechanism))).points(1.5, 1e-3)
     exact = resolve("lattice").prepare(mechanism)
