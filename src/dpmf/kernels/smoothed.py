@@ -21,7 +21,7 @@ _REFINEMENTS = 30  # halvings of the step
 _POINTS, _FAR = 64, 20  # places at which a polynomial is compared with the payoff at first, and those far away
 _ROUNDS = 8  # how often a place where it turned out to be too small is added
 _ENOUGH = 0.01  # the relative loss by the proof at which no further place is added
-_HEAVY = 30.0  # above this fourth moment polynomials of degree two are among those tried
+_HEAVY = 100.0  # above this fourth moment polynomials of degree two are among those tried
 _CELLS = 40  # cells of the proof before any is halved
 _DEPTH = 14  # how often a cell may be halved
 _MARGIN = 2e-4  # by how much a polynomial is multiplied, so that contacts are not too close to prove anything
@@ -146,18 +146,35 @@ def _tried(left, right, places, values, law, skewness, kurtosis, errors, coeffic
 
 @nb.njit(cache=True, nogil=True)
 def _quadratic(left, furthest, law):  # type: ignore[no-untyped-def]
-    """The right contact with which the cubic term vanishes: what is best where higher moments are very large."""
+    """The right contact with which the cubic term vanishes: what is best where higher moments are very large.
+
+    The cubic term changes its sign between `low` and `high`. Where a line through its values at both does not halve the
+    stretch, the middle does; an end that stays is given half its value, so that the line leaves it.
+    """
     sign, strike, root, mean, deviation = law
+    turn = 1.0 if sign == 1 else -1.0
     at_left = payoff(left, sign, strike, root, mean, deviation)
     slope_left = _slope(left, sign, strike, root, mean, deviation)
     low, high = left + 0.05, left + furthest
-    for _ in range(40):
-        middle = (low + high) / 2
-        chord = (payoff(middle, sign, strike, root, mean, deviation) - at_left) / (middle - left)
-        if (_slope(middle, sign, strike, root, mean, deviation) + slope_left >= 2 * chord) == (sign == 1):
-            low = middle
+    at_low, at_high, halve, stayed = 0.0, 0.0, True, 0
+    for _ in range(60):
+        width = high - low
+        if width < 1e-7 * furthest:
+            break
+        place = (low + high) / 2
+        if not halve and at_low > 0.0 > at_high:
+            place = min(max(low + width * at_low / (at_low - at_high), low + 1e-3 * width), high - 1e-3 * width)
+        chord = (payoff(place, sign, strike, root, mean, deviation) - at_left) / (place - left)
+        value = turn * (_slope(place, sign, strike, root, mean, deviation) + slope_left - 2 * chord)
+        if value >= 0.0:
+            low, at_low = place, value
+            at_high *= 0.5 if stayed == 1 else 1.0
+            stayed = 1
         else:
-            high = middle
+            high, at_high = place, value
+            at_low *= 0.5 if stayed == -1 else 1.0
+            stayed = -1
+        halve = high - low > 0.5 * width
     return low
 
 

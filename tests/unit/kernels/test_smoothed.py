@@ -329,3 +329,30 @@ def test_bounds_allow_for_errors_of_the_moments() -> None:
     for sign in (1, -1):
         assert smoothed_below(sign, 2.0, 0.2, 1.0, 0.1, -10.0, math.nan, 9.0, NO_ERRORS, 0.0) == 0.0
         assert smoothed_below(sign, 2.0, 0.2, 1.0, 0.1, -10.0, 1.0, math.inf, NO_ERRORS, 0.0) == 0.0
+
+
+# --- where the cubic term vanishes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_contact_without_a_cubic_term_is_that_of_bisection(seed: int, sign: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        root, deviation = float(10 ** rng.uniform(-1.5, 0.3)), float(10 ** rng.uniform(-1.5, 0.5))
+        strike, left = float(10 ** rng.uniform(-0.5, 2)), float(rng.uniform(-0.9 / deviation, 2.0))
+        law = sign, strike, root, 1.0, deviation
+        furthest = max(2.0, 1.7 * abs((strike - 1) / deviation) + 3)
+
+        def low_side(y: float, law: tuple[int, float, float, float, float] = law, left: float = left) -> bool:
+            slopes = smoothed._slope(y, *law) + smoothed._slope(left, *law)
+            chord = (payoff(y, *law) - payoff(left, *law)) / (y - left)
+            return bool(slopes >= 2 * chord) == (law[0] == 1)
+
+        low, high = left + 0.05, left + furthest
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if low_side(middle) else (low, middle)
+        found = smoothed._quadratic(left, furthest, law)
+        # The cubic term changes its sign once, or far from where the payoff is more than its rounding errors.
+        assert found == pytest.approx(low, abs=2e-7 * furthest) or payoff(found, *law) * (3 - 2 * sign) < 1e-12

@@ -73,7 +73,9 @@ class _Survey:
         for place in (_MIDDLE, _FIRST, _LAST):
             if self.settled(place):
                 continue
-            for number, row in enumerate(rows):
+            # The best one of the middle probe first: what is close to the truth spares others.
+            order = rows if place == _MIDDLE else sorted(rows, key=lambda row: row.values[_MIDDLE])
+            for number, row in enumerate(order):
                 known = self._foregone(place, row, rows[:number] if place == _MIDDLE else rows, before)
                 if known is None:
                     found = budget.attempt(partial(self._likely, row.bound, place), (1.0, math.inf))
@@ -105,11 +107,12 @@ class _Survey:
         ratio = row.values[_MIDDLE] / lead
         if ratio > _TUNING.behind:
             return 1.0
+        # What the accountant loses at the middle probe, it hardly makes up for elsewhere.
+        made_up = self.least[place][1] <= math.sqrt(max(lead / least * slack, 1.0)) < math.inf
+        if made_up and (row.bound.roughness > 1 or lead > _TUNING.behind * least):
+            return 1.0
         if row.bound.roughness == 1:
             return None
-        # What the accountant loses at the middle probe, it hardly makes up for elsewhere.
-        if self.least[place][1] <= math.sqrt(max(lead / least * slack, 1.0)) < math.inf:
-            return 1.0
         if before[place] < 1 and max(before[place] / before[_MIDDLE], before[_MIDDLE] / before[place]) < _TUNING.same:
             return row.values[_MIDDLE] / before[_MIDDLE] * before[place]
         if place == _LAST and ratio > math.sqrt(_TUNING.ahead):

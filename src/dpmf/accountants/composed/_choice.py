@@ -9,7 +9,8 @@ from functools import partial
 from typing import NamedTuple
 
 from dpmf import budget
-from dpmf.accountants.protocol import Direction, PreparedAccountant
+from dpmf.accountants.composed._answers import Answers
+from dpmf.accountants.protocol import PreparedAccountant
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class Choice:
     def __init__(
         self,
         bounds: Sequence[PreparedAccountant],
-        noise_multiplier: float,
+        answers: Answers,
         largest: float,
         tail: float,
-        direction: Direction,
     ) -> None:
-        self._bounds, self._sigma, self._direction = bounds, noise_multiplier, direction
+        self._bounds, self._answers = bounds, answers
+        self._sigma, self._direction = answers.noise_multiplier, answers.direction
         self._probes = [share * largest for share in _TUNING.probes]
         self._cheap = [k for k, bound in enumerate(bounds) if bound.cheap]
         # About how large each bound is at each probe: 1 where it would not win.
@@ -128,7 +129,7 @@ class Choice:
     def _ask_cheap(self, k: int, probe: int) -> None:
         def ask() -> tuple[float, float]:
             budget.check()
-            found = self._bounds[k].delta(self._sigma, self._probes[probe], self._direction)
+            found = self._answers.delta(self._bounds[k], self._probes[probe])
             return found.value, found.slack
 
         found = budget.attempt(ask, (1.0, math.inf))

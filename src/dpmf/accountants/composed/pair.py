@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from dpmf import budget
-from dpmf.accountants.combined.least import Least
+from dpmf.accountants.combined.least import Least, Part
+from dpmf.accountants.composed._answers import Answers
 from dpmf.accountants.composed._choice import Choice, Chosen
 from dpmf.accountants.gaussian import Gaussian
 from dpmf.accountants.protocol import DIRECTIONS, Direction, PreparedAccountant
@@ -48,6 +50,13 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
+class _End(NamedTuple):
+    """The largest ε of interest, and the cheap bound to ask there, if there is one."""
+
+    largest: float
+    far: PreparedAccountant | None
+
+
 class Pairs:
     """Dominating pairs of one run of a mechanism, at any σ. Which bounds are the best is remembered between σ."""
 
@@ -85,34 +94,12 @@ class Pairs:
 
         **Formal guarantees.** Every value is an upper bound on δ of its direction at its ε.
         """
-        prepared = self._prepared
-        parts = prepared.parts
-        if any(part.name == "chain" for part in parts):
-            parts = tuple(part for part in parts if part.name not in _SLOWER)
-        quick = Least(prepared.name, prepared.mechanism, [part for part in parts if part.name in _QUICK])
-        short = quick if quick.parts else Gaussian().prepare(prepared.mechanism)
         new = [way for way in DIRECTIONS if not self._known(noise_multiplier, way)]
-        bounds = Least(prepared.name, prepared.mechanism, parts).bounds() if new else ()
-
-        def choose(direction: Direction) -> float:
-            """The bounds to ask are remembered; the largest ε of interest is returned."""
-            if direction not in new:
-                return self._reach[direction] * self._deviation(noise_multiplier)
-            limit = min(short.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
-            many = self._prepared.mechanism.batching.batches_per_epoch >= _TUNING.many_batches
-            asked = [bound for bound in bounds if not many or bound.name != "cascade"]
-            largest, far = self._where_small(asked or bounds, noise_multiplier, tail, limit, direction)
-            if len(asked) < len(bounds) and not _close(
-                asked, noise_multiplier, [share * largest for share in _TUNING.judged_at], direction
-            ):
-                asked = list(bounds)
-                largest, far = self._where_small(asked, noise_multiplier, tail, limit, direction)
-            chosen = Choice(asked, noise_multiplier, largest, tail, direction).chosen(far)
-            self._chosen[direction] = noise_multiplier, chosen
-            return largest
-
-        ends = budget.side_by_side([partial(choose, direction) for direction in DIRECTIONS])
-        largest: dict[str, float] = dict(zip(DIRECTIONS, ends, strict=True))
+        largest: dict[str, float] = {
+            way: self._reach[way] * self._deviation(noise_multiplier) for way in DIRECTIONS if way not in new
+        }
+        if new:
+            largest.update(self._choose(noise_multiplier, tail, new))
         profiles: dict[str, Profile] = {
             way: _profile(self._chosen[way][1], noise_multiplier, largest[way], way, only_rough=rough)
             for way in DIRECTIONS
@@ -121,6 +108,54 @@ class Pairs:
         for direction in DIRECTIONS:
             self._learn_reach(points.values[direction], interval, tail, noise_multiplier, direction)
         return points
+
+    def _choose(self, noise_multiplier: float, tail: float, new: Sequence[Direction]) -> dict[str, float]:
+        """Remember which bounds to ask in some directions; the largest ε of interest in each of them is returned."""
+        prepared, mechanism = self._prepared, self._prepared.mechanism
+        parts = prepared.parts
+        if any(part.name == "chain" for part in parts):
+            parts = tuple(part for part in parts if part.name not in _SLOWER)
+
+        def bounds(some: Iterable[Part]) -> tuple[PreparedAccountant, ...]:
+            return Least(prepared.name, mechanism, list(some)).bounds()
+
+        first, rest, late = _in_turn(parts, mechanism.batching.batches_per_epoch >= _TUNING.many_batches)
+        short = Least(prepared.name, mechanism, [part for part in parts if part.name in _QUICK])
+        shorter: PreparedAccountant = short if short.parts else Gaussian().prepare(mechanism)
+        early = bounds(first)
+        if not any(bound.cheap for bound in early):
+            early = bounds((*first, *rest))
+        answers = {way: Answers(noise_multiplier, way) for way in new}
+
+        limits: dict[Direction, float] = {}
+        ends: dict[Direction, _End] = {}
+        spared: dict[Direction, bool] = {}
+
+        def begin(direction: Direction) -> None:
+            limit = min(shorter.epsilon(noise_multiplier, tail, direction).value, TUNING.largest_epsilon)
+            limits[direction], end = limit, self._where_small(early, answers[direction], tail, limit)
+            ends[direction], spared[direction] = end, _spared(early, answers[direction], end.largest)
+
+        def prepare() -> None:
+            bounds(rest)
+
+        # What takes long to prepare is prepared while others look for the largest ε.
+        pieces: list[Callable[[], None]] = [partial(begin, way) for way in new]
+        budget.side_by_side([*pieces, prepare])
+        usual = bounds(part for part in parts if part not in late)
+        every = usual if not late or all(spared.values()) else bounds(parts)
+
+        def choose(direction: Direction) -> float:
+            end = ends[direction]
+            asked = usual if spared[direction] else every
+            if len(asked) > len(usual):
+                end = self._where_small(asked, answers[direction], tail, limits[direction])
+            chosen = Choice(asked, answers[direction], end.largest, tail).chosen(end.far)
+            self._chosen[direction] = noise_multiplier, chosen
+            return end.largest
+
+        found = budget.side_by_side([partial(choose, direction) for direction in new])
+        return dict(zip(new, found, strict=True))
 
     def _deviation(self, noise_multiplier: float) -> float:
         """About the deviation of the loss."""
@@ -146,47 +181,31 @@ class Pairs:
         sigma, chosen = self._chosen.get(direction, (math.inf, []))
         return chosen if abs(math.log(sigma / noise_multiplier)) < _TUNING.same_choice else []
 
-    def _where_small(
-        self,
-        bounds: Sequence[PreparedAccountant],
-        noise_multiplier: float,
-        tail: float,
-        limit: float,
-        direction: Direction,
-    ) -> tuple[float, PreparedAccountant | None]:
-        """About the ε at which a cheap bound falls below the tail, and the cheap bound to ask there, if there is one.
-
-        It is at most the limit, where another bound does.
-        """
-        low = min(self._reach[direction] * self._deviation(noise_multiplier), limit)
+    def _where_small(self, bounds: Sequence[PreparedAccountant], answers: Answers, tail: float, limit: float) -> _End:
+        """About the ε at which a cheap bound falls below the tail, at most the limit, where another bound does."""
+        sigma, direction = answers.noise_multiplier, answers.direction
+        low = min(self._reach[direction] * self._deviation(sigma), limit)
         cheap = [bound for bound in bounds if bound.cheap]
         asked = cheap or [next((bound for bound in bounds if bound.roughness > 1 and not bound.slow), bounds[0])]
-        epsilon, left = _falls(asked, noise_multiplier, tail, low, limit, direction)
+        epsilon, left = _falls(asked, answers, tail, low, limit)
         if not cheap:
-            return epsilon, None
+            return _End(epsilon, None)
         # Without a target some of them do not fall below a floor.
-        return epsilon, min(left, key=lambda bound: bound.rough_deltas(noise_multiplier, [epsilon], direction)[0])
+        return _End(epsilon, min(left, key=lambda bound: bound.rough_deltas(sigma, [epsilon], direction)[0]))
 
 
-def _quickly(
-    bound: PreparedAccountant, noise_multiplier: float, epsilon: float, direction: Direction, tail: float
-) -> float:
-    """A bound, by its rough version where there is one."""
-
-    def ask() -> float:
-        rough = bound.rough_delta(noise_multiplier, epsilon, direction, tail)
-        return (rough or bound.delta(noise_multiplier, epsilon, direction, tail)).value
-
-    return budget.attempt(ask, 1.0)
+def _in_turn(parts: Sequence[Part], many: bool) -> tuple[list[Part], list[Part], list[Part]]:
+    """The parts whose bounds are asked first, those that are prepared meanwhile, and cascades that may be spared."""
+    late = [part for part in parts if many and part.name == "cascade"]
+    others = [part for part in parts if part not in late]
+    if not others:
+        return late, [], []
+    first = [part for part in others if part.quick]
+    return first, [part for part in others if part not in first], late
 
 
 def _falls(
-    asked: Sequence[PreparedAccountant],
-    noise_multiplier: float,
-    delta: float,
-    low: float,
-    high: float,
-    direction: Direction,
+    asked: Sequence[PreparedAccountant], answers: Answers, delta: float, low: float, high: float
 ) -> tuple[float, Sequence[PreparedAccountant]]:
     """About the ε at which the least of some bounds falls to δ, and the best bound of each accountant there.
 
@@ -195,7 +214,7 @@ def _falls(
     low, epsilon = max(low, 1e-9 * high), high
     while True:
         budget.check()
-        found = [_quickly(bound, noise_multiplier, epsilon, direction, delta) for bound in asked]
+        found = [answers.quickly(bound, epsilon, delta) for bound in asked]
         if epsilon == high or min(found) <= delta:
             high = epsilon
         else:
@@ -212,15 +231,20 @@ def _falls(
         epsilon = math.sqrt(low * high)
 
 
-def _close(
-    bounds: Sequence[PreparedAccountant], noise_multiplier: float, epsilons: Sequence[float], direction: Direction
-) -> bool:
-    """Whether a cheap bound is about the truth at each ε. Cascades then gain nothing, and take longest of all."""
+def _spared(bounds: Sequence[PreparedAccountant], answers: Answers, largest: float) -> bool:
+    """Whether cascades, which take longest of all, would gain nothing.
+
+    That is so where a cheap bound is about the truth. Of adding a record cascades have closed forms only.
+    """
+    cheap = [bound for bound in bounds if bound.cheap]
+    if answers.direction == "add" and any(bound.name != "gaussian" for bound in cheap):
+        return True
 
     def slack(bound: PreparedAccountant, epsilon: float) -> float:
-        return budget.attempt(lambda: bound.delta(noise_multiplier, epsilon, direction).slack, math.inf)
+        return budget.attempt(lambda: answers.delta(bound, epsilon).slack, math.inf)
 
-    return all(any(slack(bound, epsilon) <= _TUNING.close for bound in bounds if bound.cheap) for epsilon in epsilons)
+    epsilons = [share * largest for share in _TUNING.judged_at]
+    return all(any(slack(bound, epsilon) <= _TUNING.close for bound in cheap) for epsilon in epsilons)
 
 
 def _profile(
@@ -243,8 +267,15 @@ def _profile(
             return roughly(bound, epsilons)
         if direction == "remove":
             return bound.deltas(noise_multiplier, epsilons, direction)
-        # Where adding a record has a small δ, it decides little of what is composed: a rough bound will do.
-        found = roughly(bound, epsilons)
+        # Where adding a record has a small δ, it decides little of what is composed: a rough bound will do. It is not
+        # asked where it is known to be large at a larger ε.
+        large = max(
+            (at for (one, at), value in seen.items() if one == id(bound) and value > _TUNING.decides), default=0.0
+        )
+        found = [1.0] * len(epsilons)
+        beyond = [k for k, epsilon in enumerate(epsilons) if epsilon > large]
+        for k, value in zip(beyond, roughly(bound, [epsilons[k] for k in beyond]), strict=True):
+            found[k] = value
         places = [k for k, value in enumerate(found) if value > _TUNING.decides]
         fine = bound.deltas(noise_multiplier, [epsilons[k] for k in places], direction) if places else []
         for k, value in zip(places, fine, strict=True):
