@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -48,3 +49,22 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     cache.forget()
     yield directory
     cache.forget()
+
+
+@pytest.fixture(scope="module")
+def coarse_lower_bounds() -> Iterator[None]:
+    """Lower bounds are computed coarsely: for tests that ask where they are shown, and not how close they come.
+
+    Any tuning gives sound bounds, and those of the API and of what shows them still have to be the same.
+    """
+    from dpmf import lower_bounds
+    from dpmf.lower_bounds import _families, _windows
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, coarse in (
+            (lower_bounds, {"epsilon_tolerance": 0.1}),
+            (_families, {"shared_cells": 3, "loss": 0.2}),
+            (_windows, {"most_combinations": 2e4}),  # millions by default, for every bound
+        ):
+            patch.setattr(module, "_TUNING", dataclasses.replace(module._TUNING, **coarse))
+        yield

@@ -6,6 +6,7 @@ or 50-digit arithmetic, privacy profiles of a few bins from quadrature. S is alw
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -232,8 +233,16 @@ def delta(s: np.ndarray, epsilon: float, direction: str, tolerance: float = 1e-6
 
     The outer integrand is analytic and decays like a Gaussian: the trapezoidal rule converges exponentially. The step
     is halved until the rule agrees with the one of twice the step to `tolerance`; the error left is about its square.
+
+    What was computed is remembered: tests that change one knob after the other ask for the same truth each time.
     """
-    b = len(s)
+    s = np.ascontiguousarray(s, dtype=float)
+    return _delta(s.tobytes(), len(s), epsilon, direction, tolerance)
+
+
+@functools.lru_cache(maxsize=4096)
+def _delta(entries: bytes, b: int, epsilon: float, direction: str, tolerance: float) -> float:
+    s = np.frombuffer(entries).reshape(b, b)
     total = s.sum()
     if total == 0:
         return max(0.0, 1 - math.exp(epsilon))

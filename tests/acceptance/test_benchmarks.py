@@ -83,10 +83,22 @@ def test_a_peer_that_cannot_be_installed_is_one_line_and_is_tried_again(
 ) -> None:
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     monkeypatch.setattr(peers, "REQUIREMENTS", {"other": [str(tmp_path / "there-is-no-such-file")]})
+    asked: list[str] = []
+    honest = subprocess.run
+
+    def run(command: list[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
+        """An environment takes seconds to make: the second time it is there."""
+        asked.append(str(command[2]))
+        if asked == ["venv", "pip", "venv"]:
+            return subprocess.CompletedProcess([str(word) for word in command], 0)
+        return honest(command, **options)
+
+    monkeypatch.setattr(peers.subprocess, "run", run)
     for _ in range(2):
         with pytest.raises(peers.PeerMissingError, match=r"other cannot be installed into \.venv-other: ") as raised:
             peers.run("other", "", {})
         assert "\n" not in str(raised.value)
+    assert asked == ["venv", "pip", "venv", "pip"]
     assert not (tmp_path / ".venv-other" / ".ready").exists()
 
 

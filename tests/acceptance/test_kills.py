@@ -1,4 +1,4 @@
-"""A training run killed at a hundred moments releases the same bits as one that was left alone."""
+"""A training run killed at many moments releases the same bits as one that was left alone."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _train(path: Path, log: Path) -> None:
 
 # JAX, which other tests may have imported here, warns of any fork; what runs after this one does not use it.
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_killed_at_a_hundred_moments_a_run_releases_the_same_bits(tmp_path: Path) -> None:
+def test_killed_at_forty_moments_a_run_releases_the_same_bits(tmp_path: Path) -> None:
     _train(tmp_path / "whole", tmp_path / "whole.log")
     expected = dict(line.split() for line in (tmp_path / "whole.log").read_text().splitlines())
     assert len(expected) == 100
     rng = random.Random(1)
     path, log = tmp_path / "killed", tmp_path / "killed.log"
     kills = 0
-    while kills < 100:
+    while kills < 40:
         child = os.fork()
         if child == 0:
             try:

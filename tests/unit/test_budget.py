@@ -19,6 +19,9 @@ from dpmf.gram.means import gram_matrix
 from dpmf.gram.sums import toeplitz_lags
 from dpmf.search import least_noise
 
+# Lower bounds are beside what is asked for here.
+pytestmark = pytest.mark.usefixtures("coarse_lower_bounds")
+
 SMALL = Mechanism(strategies.bsr(3), BallsInBins(2, 8))
 PLAIN = Mechanism(strategies.dpsgd(), BallsInBins(2, 8))
 NAMES = ["best", "auto", "chain", "own-bin", "moments", "cascade", "renyi", "conditional", "lattice", "gaussian"]

@@ -15,6 +15,9 @@ from command_line import run
 
 import dpmf
 
+# Lower bounds are beside what is asked for here.
+pytestmark = pytest.mark.usefixtures("coarse_lower_bounds")
+
 SMALL = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "10"]
 TINY = [*SMALL[:-1], "3"]  # for accountants that take long
 

@@ -19,6 +19,9 @@ from dpmf.web.pictures import drawn
 from dpmf.web.request import Request
 from dpmf.web.view import Row, View
 
+# Lower bounds are beside what is asked for here.
+pytestmark = pytest.mark.usefixtures("coarse_lower_bounds")
+
 SMALL = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "2", "--batches-per-epoch", "5"]
 NUMBER = r"[\d.]+(?:e[-+]\d+)?"
 

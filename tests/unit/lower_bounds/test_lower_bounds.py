@@ -81,14 +81,15 @@ def test_families_on_correlated_pairs() -> None:
         assert 0.9 * exact <= lower_delta(shared, 1.0, 1.5, direction) <= exact * (1 + 1e-7)
 
 
-# How much of the sampled truth is certified; what is left is the open gap, in the middle of the range of ε.
+# How much of the sampled truth is certified; what is left is the open gap, in the middle of the range of ε. Each ε is
+# asked of three mechanisms: docs/tightness.md has the others.
 TIGHTNESS = {
-    "dpsgd N=100 k=1": {0.25: 0.998, 1: 0.998, 4: 0.997, 8: 0.998},
-    "bsr4 N=100 k=1": {0.25: 0.96, 1: 0.965, 4: 0.98, 8: 0.99},
-    "bsr4 N=1000 k=10": {0.25: 0.96, 1: 0.965, 4: 0.98, 8: 0.99},
-    "bsr64 N=100 k=1": {0.25: 0.99, 1: 0.98, 4: 0.98, 8: 0.98},
-    "bisr64 N=100 k=1": {0.25: 0.99, 1: 0.98, 4: 0.97, 8: 0.98},
-    "bisr4 N=1000 k=10": {0.25: 0.98, 1: 0.965, 4: 0.96, 8: 0.99},
+    "dpsgd N=100 k=1": {1: 0.998, 8: 0.998},
+    "bsr4 N=100 k=1": {0.25: 0.96, 4: 0.98},
+    "bsr4 N=1000 k=10": {1: 0.965, 8: 0.99},
+    "bsr64 N=100 k=1": {0.25: 0.99, 4: 0.98},
+    "bisr64 N=100 k=1": {1: 0.98, 8: 0.98},
+    "bisr4 N=1000 k=10": {0.25: 0.98, 4: 0.96},
 }
 # Where the slower bounds are asked, too: each strategy at ε = 1 or 4, and either of them for both kinds.
 SLOWER = {
@@ -188,7 +189,8 @@ def test_bounds_hold_for_other_knobs(module: ModuleType, direction: str, monkeyp
     truth = oracles.delta(mechanism.gram, 0.5, direction)
     if module is lower_bounds:  # so that the slower bounds are asked for three batches, too
         monkeypatch.setattr(_families, "_TUNING", _families._Tuning(windows=(3,)))
-        monkeypatch.setattr(_windows, "_TUNING", _windows._Tuning(most_combinations=2e3))
+    # Millions by default, for every knob; test_windows.py changes the knobs of these bounds themselves.
+    monkeypatch.setattr(_windows, "_TUNING", _windows._Tuning(most_combinations=2e3))
     for change, tuning in knobs.perturbed(module._TUNING):
         if direction == "add" and "refined" in change:
             continue

@@ -18,6 +18,8 @@ from dpmf.web.recipe import shell
 from dpmf.web.request import Request
 from dpmf.web.view import Row, View, views
 
+pytestmark = pytest.mark.usefixtures("coarse_lower_bounds")
+
 MECHANISM = ["--strategy", "bsr", "--bandwidth", "2", "--epochs", "1", "--batches-per-epoch", "12"]
 TARGET = ["--epsilon", "2", "--delta", "1e-5"]
 
@@ -56,7 +58,7 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+def written(coarse_lower_bounds: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("report")
     assert run(*MECHANISM, *TARGET, "--accountant", "gaussian,renyi", "--output", str(directory / "r.html")) == 0
     assert [path.name for path in directory.iterdir()] == ["r.html"]

@@ -19,6 +19,8 @@ from dpmf.web import pictures, recipe
 from dpmf.web.request import Request
 from dpmf.web.view import View, views
 
+pytestmark = pytest.mark.usefixtures("coarse_lower_bounds")
+
 
 def last_view(request: Request, **options: object) -> View:
     *_, last = views(request.mechanism(), request, **options)

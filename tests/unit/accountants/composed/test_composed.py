@@ -52,5 +52,5 @@ def test_cheap_bounds_answer_where_others_are_not_asked(strategy):
     pair = Pairs(Least.of(dpmf.accountants.Best().prepare(mechanism))).at(1.5, 2.0**-10, 0.01, tail=1e-13)
     assert max(pair.upper_only, pair.lower_only) < 1e-12
     for direction in ("remove", "add"):
-        for epsilon in (0.0, 0.5, 1.0, 2.0, 4.0):
+        for epsilon in (0.0, 1.0, 4.0):
             assert pair.delta(epsilon, direction) >= lower_bounds.lower_delta(mechanism, 1.5, epsilon, direction)
