@@ -58,3 +58,8 @@ def signal_to_noise(mechanism: Mechanism, sigma: float) -> np.ndarray:
     """S from the definition: the package's own Gram matrix is not trusted here."""
     n, b = mechanism.batching.iterations, mechanism.batching.batches_per_epoch
     return oracles.gram(mechanism.strategy.matrix(n), b) / sigma**2
+
+
+# δ(0.2) of random_matrix(8, 0) in two epochs of four batches, at σ² = max G/0.6, when a record is removed. Quadrature
+# in three dimensions (oracles.delta) takes ten seconds to say so; test_own_bin.py compares it with samples.
+FOUR_BINS_DELTA = 0.13618775313913
