@@ -61,5 +61,6 @@ def signal_to_noise(mechanism: Mechanism, sigma: float) -> np.ndarray:
 
 
 # δ(0.2) of random_matrix(8, 0) in two epochs of four batches, at σ² = max G/0.6, when a record is removed. Quadrature
-# in three dimensions (oracles.delta) takes ten seconds to say so; test_own_bin.py compares it with samples.
+# in three dimensions (oracles.delta, tolerance 1e-6) takes thirteen seconds to say so; test_own_bin.py compares it with
+# samples.
 FOUR_BINS_DELTA = 0.13618775313913
