@@ -546,3 +546,10 @@ def test_the_flatter_bound_wins_where_its_root_is_smaller(flat_root, start):
         sigma, _, winner = calibrate_one_way(members, 1.0, 1e-5, "remove", start, 1e-4)
         assert winner is flat
         assert flat_root <= sigma <= flat_root * (1 + 1e-4)
+
+
+def test_where_the_smallest_bound_is_far_from_the_target_others_are_asked_after_all() -> None:
+    """The search for the root of the smallest bound at much noise once ended at 1.73, and no other was asked."""
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(1, 100))
+    found = dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5, accountant="chain", direction="remove")
+    assert found.noise_multiplier < 0.93
