@@ -13,10 +13,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from math import inf
 from typing import TypeVar
+
+from dpmf import blas
 
 MOST_BYTES = 4 * 2**30  # the largest single array where no budget is in force
 
@@ -60,13 +62,17 @@ _current: ContextVar[Deadline | None] = ContextVar("dpmf_deadline", default=None
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[Deadline]:
-    """Give what runs inside so many seconds, or what is left of an enclosing limit where that is less."""
+    """Give what runs inside so many seconds, or what is left of an enclosing limit where that is less.
+
+    All long work runs inside one, limited or not, and linear algebra has one thread there (`blas`).
+    """
     outer = _current.get()
     ends = inf if seconds is None else _clock() + seconds
     deadline = Deadline(min(ends, inf if outer is None else outer.ends), outer)
     token = _current.set(deadline)
     try:
-        yield deadline
+        with blas.one_thread() if outer is None else nullcontext():
+            yield deadline
     finally:
         _current.reset(token)
 

@@ -25,7 +25,6 @@ from dpmf.search import LARGEST_RATIO, least_noise
 LITTLE_HOPE = 1.04  # a rough bound that exceeds its roughness times the target by this factor is taken to miss it
 _CRUDE = 0.1  # bounds are compared at a σ that is found to this relative tolerance
 _STRIDE = 0.5  # the largest first step in log σ
-_MISLED = 1.0  # a search that ends farther than this from the target, in log δ, has missed its root
 _FAR_APART = 20.0  # evaluations farther from the target than this, in logarithms together, say little about slopes
 _USUAL_STEEPNESS = 6.0  # −d log δ/d log σ that is assumed before two evaluations show it
 _SOME_HOPE = 1.01  # the same once another bound's root is known: its estimate must promise an improvement
@@ -288,22 +287,18 @@ class _Contest:
         # Bounds with rough versions that are far above one that meets the target are so at its root, too. Others may
         # have quite other slopes.
         ahead = least * math.exp(_BEHIND[0] + _BEHIND[1] * self._excess(least)) if least <= self._delta else math.inf
-        tried, misled = list(order), False
-        for number, place in enumerate(tried):
-            if bounds[place] > reach or (bounds[place] > ahead and self._members[place].roughness > 1 and not misled):
+        for place in order:
+            if bounds[place] > reach:
+                return
+            if bounds[place] > ahead and self._members[place].roughness > 1:
                 continue
             # The winner of the comparison starts from `common`, where it is known; the others have to beat its answer.
             near = self.best[0] * (1 - tolerance)
-            if number == 0 and bounds[place] <= self._delta:
+            if place == order[0] and bounds[place] <= self._delta:
                 near = common
             elif not self._meets(place, near):
                 continue
             self._search(place, near, tolerance, self._stride(place, near, tolerance))
-            if number == 0 and self._excess(self.best[1].value) > _MISLED:
-                # The winner was far from the target, and its search did not come close: others are asked after all,
-                # and then the winner once more, beside what they have found.
-                misled = True
-                tried.append(place)
 
     def _meets(self, place: int, sigma: float) -> bool:
         """Whether a bound meets the target. Far from the target, the rough estimate alone decides."""

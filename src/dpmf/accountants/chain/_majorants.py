@@ -102,26 +102,27 @@ def models(gram: Array) -> list[Candidate]:
 
 
 def _worth_keeping(gram: Array) -> Iterator[Candidate]:
+    """Majorants of every kind, those of overlapping separators last.
+
+    These answer only where there is much noise, so others are kept whatever they cost. And a search that begins with
+    a bound which ends at some noise multiplier, or that takes the others to be as bad, misses the best one.
+    """
     kept: list[Candidate] = []
     for emphasis in _TUNING.emphases:
-        fitted = candidates(gram, emphasis)
-        # Overlapping separators answer only where there is much noise, so others are kept whatever these cost.
-        quick = [named for named in fitted if not isinstance(named[1], OverlapModel)]
-        found = [named for named in fitted if isinstance(named[1], OverlapModel)]
-        found += _screened(quick, gram, emphasis)
+        found = _screened(candidates(gram, emphasis), gram, emphasis)
         kept += found
         yield from found
     if np.all(gram > 0) and _wraps(gram):
         # A ring costs next to nothing to fit, and rings for small and for large ε are often the same.
         steep = f"ring {_TUNING.steep_emphasis:g}", ring_chain(gram, _TUNING.steep_emphasis)
         yield from (named for named in _screened([*kept, steep], gram, _TUNING.steep_emphasis)[:1] if named is steep)
+    if gram[0, -1] == 0:
+        yield from (("overlaps", model) for model in overlaps(gram, _TUNING.overlap_emphasis))
 
 
 def candidates(gram: Array, emphasis: float) -> list[Candidate]:
-    """Every family that applies, fitted."""
+    """Every family that applies, fitted; not overlapping separators, whose fits hardly depend on the emphasis."""
     found: list[tuple[str, Model | None]] = [("separators", separators(gram, emphasis))]
-    if gram[0, -1] == 0 and emphasis == _TUNING.emphases[0]:  # their fits hardly depend on it
-        found += [("overlaps", model) for model in overlaps(gram, _TUNING.overlap_emphasis)]
     width = cyclic_bandwidth(gram)
     if width > _TUNING.narrow:
         found.append(("renewal", renewal_blocks(gram, emphasis, block_lengths(width, len(gram)))))
