@@ -37,7 +37,7 @@ class _Tuning:
     Attributes:
       spacing, rough_spacing: of the lattice of losses, as parts of the deviation of the composed loss.
       fine, rough: the relative loss of ε that replacing the bounds by a polygon may cost.
-      closed: the same where the bounds are closed forms.
+      closed: the same where a bound costs next to nothing: closed forms, and throws without correlated noise.
       closed_spacing: their lattice, as a part of the deviation of one loss of many.
       roughness: how many times larger rough bounds are, about.
       kept: how many composed distributions are remembered.
@@ -48,13 +48,14 @@ class _Tuning:
       closeness: how closely that factor is found.
       usual_power: ε is taken to fall with this power of σ.
       resolution: the relative change of σ that the points of a profile, which move with σ, blur.
+      closed_resolution: the same where they are close together.
     """
 
     spacing: float = 2e-3
     rough_spacing: float = 2e-2
     fine: float = 0.002
     rough: float = 0.03
-    closed: float = 0.0005
+    closed: float = 0.0002
     closed_spacing: float = 0.05
     roughness: float = 1.2
     kept: int = 8
@@ -65,6 +66,7 @@ class _Tuning:
     closeness: float = 1e-4
     usual_power: float = 1.3
     resolution: float = 7e-4
+    closed_resolution: float = 1e-4
 
 
 _TUNING = _Tuning()
@@ -170,10 +172,12 @@ class _Throws(_FromDistribution):
     """Throws of balls into bins."""
 
     roughness = _TUNING.roughness
-    resolution = _TUNING.resolution
 
     def __init__(self, name: str, mechanism: Mechanism, accountant: Accountant) -> None:
         super().__init__(name, mechanism)
+        correlated = bool(mechanism.throw.lags[1:].any())
+        self._fine = _TUNING.fine if correlated else _TUNING.closed
+        self.resolution = _TUNING.resolution if correlated else _TUNING.closed_resolution
         self._accountant = accountant
         self._throws = mechanism.batching.throws
         self._pairs: Recent[tuple[float, float, bool], tuple[DominatingPair, ...]] = Recent(_TUNING.kept)
@@ -192,7 +196,7 @@ class _Throws(_FromDistribution):
         throw, throws = self.mechanism.throw, self._throws
         variance = throws * throw.gram_sums.total / throw.batching.batches_per_epoch**2 / noise_multiplier**2
         shared = self.mechanism.shared_sensitivity / noise_multiplier * (1 + 8 * UNIT)
-        share = _TUNING.rough if rough else _TUNING.fine
+        share = _TUNING.rough if rough else self._fine
         spacing = _TUNING.rough_spacing if rough else _TUNING.spacing
         interval = _lattice(spacing * math.sqrt(variance + shared**2))
         pair = self._one_throw.at(noise_multiplier, interval, share, rough=rough, tail=tail / throws)
