@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ class Option:
             return "dpmf.strategies.dpsgd()"
         if strategy.given_by_inverse or len(column) > 64:
             return self._optimised_code()
-        return f"dpmf.strategies.coefficients({column.tolist()})"
+        numbers = fill(", ".join(map(repr, column.tolist())), 100, initial_indent="    ", subsequent_indent="    ")
+        return f"dpmf.strategies.coefficients([\n{numbers},\n])"
 
     def _optimised_code(self) -> str:
         strategy: Any = self.mechanism.strategy

@@ -160,8 +160,8 @@ def lower_noise_multiplier(
                 _last_miss(misses, found or start, known=found > 0, tolerance=tolerance)
             refined = bounds.refined(delta, found, epsilon, one_way) if found > 0 else None
             if refined is not None:
-                value = partial(_at_epsilon, refined.value, epsilon)
-                about = None if refined.about is None else partial(_at_epsilon, refined.about, epsilon)
+                value = partial(_of_noise, refined.value, epsilon)
+                about = None if refined.about is None else partial(_of_noise, refined.about, epsilon)
                 for sigma in _climbing(value, about, found, delta, tolerance):
                     note(sigma)
                     found = max(found, sigma)
@@ -227,7 +227,8 @@ def _last_miss(misses: Callable[[float], bool], start: float, *, known: bool, to
         low, high = (middle, high) if misses(middle) else (low, middle)
 
 
-def _at_epsilon(bound: Callable[[float, float], float], epsilon: float, sigma: float) -> float:
+def _of_noise(bound: Callable[[float, float], float], epsilon: float, sigma: float) -> float:
+    """A bound at one ε, as a function of σ."""
     return bound(sigma, epsilon)
 
 
