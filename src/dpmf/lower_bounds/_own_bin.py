@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmf.accountants.moments._given_mean import Shape
-from dpmf.accountants.own_bin._given_bin import RAISED, GivenBin, Shared
+from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, raised_part
 from dpmf.kernels import announce_compilation
 from dpmf.kernels.smoothed import payoff, smoothed_below
 from dpmf.lower_bounds._half_spaces import LARGEST_EPSILON
@@ -66,7 +66,7 @@ class OwnBins:
     """Bounds for one Gram matrix.
 
     Attributes:
-      gram: at most the true one in every entry; so it is when its diagonal is raised by `RAISED` times its maximum.
+      gram: at most the true one in every entry; so it is when its diagonal is raised as in `Shared.of`.
     """
 
     gram: Array
@@ -77,7 +77,7 @@ class OwnBins:
         least, largest = float(np.diagonal(gram).min()), float(gram.max())
         if not 1 < len(gram) <= _TUNING.largest_batches or not least > _TUNING.least_diagonal * largest:
             return None
-        lowered = gram_error + 1.1 * RAISED * largest / least + 64 * UNIT
+        lowered = gram_error + 1.1 * raised_part(len(gram)) * largest / least + 64 * UNIT
         return cls(np.minimum(gram, gram.T) * (1 - lowered))
 
     def delta(self, noise_multiplier: float, epsilon: float) -> float:
@@ -116,7 +116,7 @@ class OwnBins:
             closeness = shared.s[i].copy()
             closeness[i] = math.inf
             terms = np.sort(np.argpartition(-closeness, kept - 1)[:kept])
-            part = Shared(np.ascontiguousarray(shared.s[np.ix_(terms, terms)]), shared.variance)
+            part = Shared(np.ascontiguousarray(shared.s[np.ix_(terms, terms)]), shared.variance, shared.raised)
             given = GivenBin(part, int(np.searchsorted(terms, i)))
             total += _of_bin(given, shared.variance, strike * (b / kept) * (1 + 4 * UNIT), spacing)
         return total

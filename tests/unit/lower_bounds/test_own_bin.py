@@ -20,7 +20,7 @@ from scipy.stats import norm
 
 from dpmf import strategies
 from dpmf.accountants import OwnBin
-from dpmf.accountants.own_bin._given_bin import RAISED, GivenBin, Shared
+from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, raised_part
 from dpmf.batching import BallsInBins
 from dpmf.lower_bounds import _own_bin
 from dpmf.lower_bounds._own_bin import OwnBins
@@ -192,7 +192,7 @@ def test_the_matrix_is_below_the_given_one() -> None:
         shared = Shared.of(bins.gram)
         assert shared is not None
         assert np.all(shared.s <= gram * (1 - error))
-        assert np.all(shared.s >= gram * (1 - 1.1 * error - 3e3 * RAISED))
+        assert np.all(shared.s >= gram * (1 - 1.1 * error - 3e3 * raised_part(len(gram))))
 
 
 def test_nothing_is_said_out_of_range() -> None:

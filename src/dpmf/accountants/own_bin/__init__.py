@@ -40,8 +40,12 @@ class _Tuning:
     """Numbers that decide tightness and time. Any positive values give sound bounds.
 
     Attributes:
-      largest_batches: mechanisms with more batches are left to others: a node costs b³ operations.
+      largest_batches: mechanisms with more batches are refused: a node costs b³ operations.
+      suitable_batches: `best` asks about so many batches, and about more, up to the second number, if memory is long:
+        else others are as close, and quicker.
+      long_memory: how many bins overlap with one, weighted by how much, where memory is long.
       many_batches: beyond so many batches a bound takes more than a second, and others are asked first.
+      usual_batches: beyond so many batches nodes are farther apart.
       each_batches: up to so many batches every bin is asked by itself where a circulant matrix would cost too much.
       wider: by how much nodes may be farther apart, at the least, where every bin is asked; the first that costs
         little is taken.
@@ -66,8 +70,11 @@ class _Tuning:
       most_threads: and there are at most so many threads.
     """
 
-    largest_batches: int = 512
+    largest_batches: int = 2000
+    suitable_batches: tuple[int, int] = (512, 800)
+    long_memory: float = 8.0
     many_batches: int = 300
+    usual_batches: int = 512
     each_batches: int = 128
     wider: tuple[float, ...] = (6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.0, 1.5, 1.0)
     cost: float = 0.05
@@ -121,14 +128,18 @@ class OwnBin(Accountant):
         moments of the rest bound the payoff (`_Law.put`).
         """
         b = mechanism.batching.batches_per_epoch
-        if self.suits(mechanism) is None:
+        if b > _TUNING.largest_batches:
             raise ValueError(
                 f"accountant own-bin must be given at most {_TUNING.largest_batches} batches per epoch, got {b}"
             )
         return _PreparedOwnBin(mechanism, self)
 
     def suits(self, mechanism: Mechanism) -> Accountant | None:
-        return self if mechanism.batching.batches_per_epoch <= _TUNING.largest_batches else None
+        b, (usual, most) = mechanism.batching.batches_per_epoch, _TUNING.suitable_batches
+        if b <= usual:
+            return self
+        sums = mechanism.gram_sums
+        return self if b <= most and sums.total >= _TUNING.long_memory * float(sums.diagonal.sum()) else None
 
 
 class _Bin:
@@ -332,7 +343,7 @@ class _PreparedOwnBin(PreparedAccountant):
     def __init__(self, mechanism: Mechanism, options: OwnBin) -> None:
         self.mechanism = mechanism
         self._b = mechanism.batching.batches_per_epoch
-        self._spacing = min(options.spacing, 1.0)
+        self._spacing = min(options.spacing * max(1.0, self._b / _TUNING.usual_batches), 1.0)
         self._laws: Recent[tuple[float, bool], _Law] = Recent(_TUNING.kept)
         self._closed = Gaussian().prepare(mechanism)
         self.cheap = self._b <= _TUNING.many_batches

@@ -18,12 +18,16 @@ from dpmf import budget
 from dpmf.accountants.moments._given_mean import Graphs, Shape, complete_graph
 from dpmf.numerics import UNIT, Array
 
-RAISED = 1e-9  # by which part of its largest entry the diagonal is raised, against rounding errors
 _LEAST_SHARED = 1e-7  # the least v, relative to the largest entry, that is worth while
 _LEAST = 1e-40  # of smaller entries, products of six underflow
 _NEGLIGIBLE = 0.03  # the part of a fourth moment that is not worth another product of matrices
 _LEAST_KNOTS = 1e-3  # closer ones could not be told apart
 _SHRUNK = (1.0, 0.9, 0.5, 0.1)  # parts of the largest v that are tried in turn
+
+
+def raised_part(b: int) -> float:
+    """By which part of its largest entry the diagonal of b × b numbers is raised, against rounding errors."""
+    return 1e-9 * max(1.0, (b / 512) ** 2)
 
 
 def circulant_above(gram: Array) -> Array:
@@ -48,10 +52,12 @@ class Shared:
     Attributes:
       s: the matrix, at least the one given in every entry.
       variance: v, such that S − v is positive semidefinite.
+      raised: by how much the diagonal was raised.
     """
 
     s: Array
     variance: float
+    raised: float
 
     @classmethod
     def of(cls, s: Array, circulant: bool = False) -> Shared | None:
@@ -63,7 +69,7 @@ class Shared:
         """
         b = len(s)
         budget.claim(8.0 * 12 * b * b)
-        raised = RAISED * float(s.max())
+        raised = raised_part(b) * float(s.max())
         if not 4 * (b + 2) * UNIT * float(np.trace(s)) < raised / 8 or float(s.max()) < _LEAST:
             return None
         half, whole = s.copy(), s.copy()
@@ -83,7 +89,7 @@ class Shared:
                 np.linalg.cholesky(half - variance)
             except np.linalg.LinAlgError:
                 continue
-            return cls(whole, variance)
+            return cls(whole, variance, raised)
         return None
 
 
@@ -109,7 +115,7 @@ class GivenBin:
         self.loads: Array = np.zeros(b)
         self.own = 0.0
         if bin_index is not None:
-            self._look(rest, bin_index, RAISED * float(s.max()) / (1 + RAISED))
+            self._look(rest, bin_index, shared.raised)
         self.largest = float(np.abs(self.loads).max()) * (1 + 1e-12)
         rest -= np.outer(self.loads, self.loads)
         self._tilt: Array = np.zeros(b) if bin_index is None else rest[bin_index].copy()

@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from dpmf import budget
 from dpmf.accountants.moments._given_mean import Shape
 from dpmf.accountants.own_bin._between_nodes import Curve
-from dpmf.accountants.own_bin._given_bin import RAISED, GivenBin, Shared
+from dpmf.accountants.own_bin._given_bin import GivenBin, Shared
 from dpmf.numerics import UNIT, Array
 
 FAR = 9.0  # deviations beyond which the payoff is not followed, but counted with a constant
@@ -35,8 +35,7 @@ class GivenRadius(GivenBin):
         s, b = shared.s, len(shared.s)
         budget.claim(8.0 * 8 * b * b)
         rest = s - shared.variance
-        raised = RAISED * float(s.max()) / (1 + RAISED)
-        square = 2 / b * (float(np.fft.fft(rest[0]).real[1]) - raised / 2)
+        square = 2 / b * (float(np.fft.fft(rest[0]).real[1]) - shared.raised / 2)
         self.wave = math.sqrt(max(square, 0.0))
         waves = np.cos(2 * math.pi / b * np.arange(b))
         self.loads = self.wave * waves

@@ -248,7 +248,7 @@ def test_sums_over_graphs_are_at_most_what_rows_say(seed: int) -> None:
 
 
 def test_bins_that_nothing_is_to_be_said_about_have_no_loads() -> None:
-    shared = Shared(np.full((3, 3), 1.0) + 1e-9 * np.eye(3), 1.0)
+    shared = Shared(np.full((3, 3), 1.0) + 1e-9 * np.eye(3), 1.0, 1e-9)
     given = GivenBin(shared, 0)
     if given.own == 0:
         assert not given.loads.any()

@@ -26,7 +26,7 @@ from random_mechanisms import (
 
 import dpmf
 from dpmf import budget, lower_bounds, strategies
-from dpmf.accountants import Gaussian, OwnBin, own_bin
+from dpmf.accountants import Gaussian, MonteCarlo, OwnBin, own_bin
 from dpmf.accountants.own_bin import _Law
 from dpmf.accountants.own_bin._given_bin import GivenBin, Shared, circulant_above
 from dpmf.batching import BallsInBins
@@ -344,13 +344,26 @@ def test_so_much_noise_that_moments_underflow(sigma: float) -> None:
     assert found >= 0.999 * math.sqrt(variance / (2 * math.pi)) - variance
 
 
-def test_too_many_batches_are_refused_and_left_to_others() -> None:
-    many = Mechanism(strategies.bsr(2), BallsInBins(1, 513))
-    assert OwnBin().suits(many) is None
-    with pytest.raises(ValueError, match=r"^accountant own-bin must be given at most 512 batches per epoch, got 513$"):
+def test_many_batches_are_left_to_others_unless_memory_is_long_and_too_many_are_refused() -> None:
+    for p, b, suited in [(2, 512, True), (2, 513, False), (32, 513, True), (32, 800, True), (32, 801, False)]:
+        mechanism = Mechanism(strategies.bsr(p), BallsInBins(1, b))
+        assert OwnBin().suits(mechanism) == (OwnBin() if suited else None)
+    many = Mechanism(strategies.bsr(2), BallsInBins(1, 2001))
+    with pytest.raises(ValueError, match=r"^accountant own-bin must be given at most 2000 batches per epoch, got 200"):
         OwnBin().prepare(many)
-    few = Mechanism(strategies.bsr(2), BallsInBins(1, 512))
-    assert OwnBin().suits(few) == OwnBin()
+
+
+@pytest.mark.parametrize(("bandwidth", "sigma", "epsilon"), [(32, 2.0, 0.5), (32, 0.97, 2.0), (4, 0.7, 2.0)])
+def test_many_batches(bandwidth: int, sigma: float, epsilon: float) -> None:
+    """Beyond 512 batches the diagonal is raised by more, and nodes are farther apart: still close, and above."""
+    mechanism = Mechanism(strategies.bsr(bandwidth), BallsInBins(1, 600))
+    found = OwnBin().prepare(mechanism).delta(sigma, epsilon, "remove", 1e-5).value
+    sampling = MonteCarlo(samples=50_000)
+    sampled = dpmf.delta(
+        mechanism, noise_multiplier=sigma, epsilon=epsilon, direction="remove", accountant=sampling
+    ).delta
+    assert lower_bounds.lower_delta(mechanism, sigma, epsilon, direction="remove") <= found
+    assert 0.97 * sampled <= found <= 2.5 * sampled
 
 
 @pytest.mark.parametrize("spacing", [0.0, -1.0, math.nan, math.inf, "wide"])
