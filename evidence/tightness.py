@@ -108,7 +108,7 @@ def _drawn(family: str, k: int, b: int, rng: random.Random) -> tuple[str, Mechan
     return f"{len(others) + 1} {family} coefficients", MechanismSpec("coefficients", k, b, coefficients=(1.0, *others))
 
 
-# More batches than `best` usually asks `own-bin` about: bounds from both sides stand in for the truth, which takes long.
+# More batches than `best` usually asks `own-bin` about: bounds from both sides stand in for a sampled truth.
 MANY = tuple(
     Row(f"{family.upper()}{p}, b={b}, k=1", MechanismSpec(family, 1, b, p), _OTHERS)
     for b in (600, 1200)
