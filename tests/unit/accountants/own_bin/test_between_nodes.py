@@ -8,12 +8,13 @@ from itertools import pairwise
 import balls
 import numpy as np
 import pytest
-from flint import arb, ctx
+from flint import acb, arb, ctx
 from hypothesis import given
 from hypothesis import strategies as st
 from random_mechanisms import log_uniform, random_settings
 from scipy.integrate import quad, solve_bvp
 
+from dpmf.accountants.own_bin import _between_nodes
 from dpmf.accountants.own_bin._between_nodes import Curve, Curves, _mills
 
 
@@ -131,3 +132,60 @@ def test_values_at_nodes_bound_the_integral(seed: int, root: float, size: float)
         for a, b in pairwise(nodes.tolist())
     )
     assert float(curve.weights(nodes) @ [payoff(x) for x in nodes]) >= exact * (1 - 1e-7)
+
+
+def exact_weights(curve: Curve, nodes: np.ndarray, radial: bool) -> list[arb]:
+    """The weights as integrals in balls, with the exact numbers of the equation."""
+    alpha = balls.exact(curve.alpha)
+    change = balls.exact(curve.beta) - alpha * alpha
+    rate, alpha = acb(abs(change).sqrt()), acb(alpha)
+    weights = [arb(0)] * len(nodes)
+    for k, (left, right) in enumerate(pairwise(acb(balls.exact(x)) for x in nodes.tolist())):
+        width = right - left
+        for end in (0, 1):
+
+            def integrand(t: acb, _: bool, left: acb = left, width: acb = width, end: int = end) -> acb:
+                x, near = left + t, (t if end else width - t)
+                solution = (rate * near).sin() / (rate * width).sin() if change > 0 else (
+                    (rate * near).sinh() / (rate * width).sinh()
+                )  # fmt: skip
+                measure = (-x * x / 2 + alpha * (end * width - t)).exp()
+                return solution * measure * (x if radial else 1 / acb(2 * arb.pi()).sqrt())
+
+            weights[k + end] += acb.integral(integrand, 0, width, rel_tol=2.0**-60, abs_tol=arb(2) ** -1300).real
+    return weights
+
+
+EXTREME_CURVES = [*CURVES, Curve(3.4, 0.5), Curve(-1.0, 6.0), Curve(0.0, 1e-9)]
+
+
+@pytest.mark.parametrize("curve", EXTREME_CURVES, ids=str)
+@pytest.mark.parametrize("width", [1e-3, 0.12, 1.0, 2.5, 5.0])
+def test_weights_are_at_least_the_integrals_and_close(
+    curve: Curve, width: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At ordinary and at extreme nodes, up to the widest cells that are allowed."""
+    monkeypatch.setattr(ctx, "prec", 120)
+    width = min(width, 3.0 / max(curve.frequency, 1e-9) * (1 - 1e-12))
+    for first in (-40.0, -37.05, -20.0, -5.3, -0.7, 0.0, 3.1, 12.0, 20.0, 30.0, 40.0 - width):
+        nodes = np.array([first, first + width, first + 1.3 * width])
+        for radial in (False, True) if first >= 0 else (False,):
+            found = curve.weights(nodes, radial=radial).tolist()
+            for value, truth in zip(found, exact_weights(curve, nodes, radial), strict=True):
+                assert balls.exact(value) >= truth, (first, radial)
+                assert balls.exact(value) <= truth * (1 + 1e-8) + 1e-240, (first, radial)
+
+
+@pytest.mark.parametrize("change", [0.5, 8.0, 60.0, 1e6])
+def test_weights_bound_the_integrals_however_few_the_panels(change: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What too few panels miss is added."""
+    monkeypatch.setattr(ctx, "prec", 120)
+    monkeypatch.setattr(_between_nodes, "_CHANGE", change)
+    curve = Curve(0.3, 0.2)
+    for nodes in (np.array([-37.0, -34.5, -33.0]), np.array([-1.0, 1.5, 6.5]), np.array([20.0, 22.5])):
+        for value, truth in zip(curve.weights(nodes).tolist(), exact_weights(curve, nodes, False), strict=True):
+            assert balls.exact(value) >= truth
+
+
+def test_cells_in_which_numbers_would_overflow_say_nothing() -> None:
+    assert np.isinf(Curve(100.0, 1.0).weights(np.array([0.0, 10.0, 10.1]))).all()
