@@ -43,6 +43,7 @@ class _Tuning:
 
 
 _TUNING = _Tuning()
+_LEAST_MASS = 1e-300  # what stands for the mass of finite losses where there is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +79,15 @@ class Composition:
     """Independent losses added up, each a number of times.
 
     **Formal guarantees.** With side "upper", `delta` is at least the δ(ε) of the sum of the losses given, and with side
-    "lower" at most that. Masses outside the window of the transforms wrap around into it, which only adds: from above
-    that is kept, and what lies above the window counts as infinite once more (Chernoff's inequality on the very masses
-    that are composed); from below a bound on all of it is subtracted. Errors of the transforms are those of
-    docs/theory/floating-point.md, "Transforms"; they are added or subtracted too.
+    "lower" at most that. What is composed is the product of the very masses given, which need not add up to one: those
+    of a dominating pair exceed it by 1e-14 or so. With T_i the mass of a part, F_i that of its finite losses, and n_i
+    its count, the mass of infinite loss is Π T_i^(n_i) − Π F_i^(n_i), computed as the first product times
+    1 − Π (1 + (T_i − F_i)/F_i)^(−n_i), in which nothing cancels. T_i and F_i are correct to two units of rounding, and
+    both logarithms are moved by more than that, and than the units of their own sums.
+    Masses outside the window of the transforms wrap around into it, which only adds: from above that is kept, and what
+    lies above the window counts as infinite once more (Chernoff's inequality on the very masses that are composed);
+    from below a bound on all of it is subtracted. Errors of the transforms are those of docs/theory/floating-point.md,
+    "Transforms"; they are added or subtracted too.
     """
 
     def __init__(self, parts: Sequence[tuple[Atoms, int]], side: Side = "upper") -> None:
@@ -93,15 +99,19 @@ class Composition:
         """
         self._side = side
         self._parts: list[tuple[Atoms, int]] = []
-        finite = 0.0
+        rounding = (16 + 2 * len(parts)) * (UNIT if side == "upper" else -UNIT)
+        whole = infinite = 0.0  # the logarithms of Π T_i^(n_i) and of Π (T_i/F_i)^(n_i)
         for atoms, count in parts:
             there = atoms.masses > 0
             self._parts.append(
                 (Atoms(atoms.interval, atoms.indices[there], atoms.masses[there], atoms.infinite), count)
             )
-            finite += count * math.log1p(-min(atoms.infinite, 1 - UNIT))
-        self._infinite = -math.expm1(finite * (1 + (8 if side == "upper" else -8) * UNIT))
-        self._empty = any(not len(atoms.masses) or atoms.infinite >= 1 for atoms, _ in self._parts)
+            finite = max(math.fsum(atoms.masses[there].tolist()), _LEAST_MASS)
+            total = math.log(finite + atoms.infinite)
+            whole += count * (total + rounding * (1 + abs(total)))
+            infinite += count * math.log1p(atoms.infinite / finite)
+        self._infinite = math.exp(whole) * -math.expm1(-infinite * (1 + rounding))
+        self._empty = any(not len(atoms.masses) for atoms, _ in self._parts)
         # Exact: sums of products of integers, times a power of two.
         self._largest = sum(n * float(atoms.interval * atoms.indices.max(initial=0)) for atoms, n in self._parts)
         self._logs = [np.log(atoms.masses) for atoms, _ in self._parts]

@@ -134,8 +134,9 @@ def compose(
       A distribution of losses whose `delta` is an upper bound at every ε.
 
     **Formal guarantees.** The result is an upper bound whatever the options: connecting the dots dominates each step,
-    masses are rounded up, wrapped-around left tails only add mass, and right tails (per step, and of the composition by
-    Chernoff's inequality on the very pmfs that are composed) and FFT rounding are added.
+    masses are rounded up, wrapped-around left tails only add mass, and right tails (of the composition by Chernoff's
+    inequality on the very pmfs that are composed, and per step) and FFT rounding are added. Of the product of measures
+    of masses T_i, of which I_i is infinite, at most Σ I_i·Π max(T_j, 1) is.
     """
     from dpmf.kernels.pld import Lattice
 
@@ -156,10 +157,13 @@ def compose(
         probs = np.maximum(probs, 0.0)
     log_scale, scale_error = _exact_sum(counts * sums.logs[:, 0])
     beyond = 0.0
-    for order, logs in zip(window.orders.tolist(), sums.logs[:, 1:].T, strict=True):
+    for order, logs in zip(window.orders.tolist(), sums.logs[:, 1:-1].T, strict=True):
         exponent, error = _exact_sum(counts * logs)
         beyond = min(beyond, exponent - order * top + error + 4 * UNIT * (abs(exponent) + order * abs(top)))
-    infinity = math.fsum((counts * sums.infinities).tolist()) + math.exp(beyond)
+    # Masses are rounded up, so that those of a step may exceed one; the steps beside an infinite one count with them.
+    whole = np.maximum((np.exp(sums.logs[:, -1]) + sums.infinities) * (1 + 8 * UNIT), 1.0)
+    growth = math.exp(float(counts @ np.log(whole)) * (1 + 1e-9))
+    infinity = math.fsum((counts * sums.infinities).tolist()) * growth + math.exp(beyond)
     return LossDistribution(
         interval=h,
         lower=window.lower,
@@ -202,7 +206,7 @@ def _spectrum(
     from dpmf.kernels.pld import RowSums, fill_rows
 
     sizes, length = len(mixtures), window.length
-    orders = np.array([window.tilt, *window.orders])
+    orders = np.array([window.tilt, *window.orders, 0.0])  # the last says what the masses of a step add up to
     sums = RowSums(np.empty((sizes, len(orders))), *(np.empty(sizes) for _ in range(4)))
     chunk = max(1, min(sizes, int(min(_ROWS_BYTES, budget.fitting(4)) / (8 * length))))
     rows = np.empty((chunk, length))

@@ -158,7 +158,7 @@ def _topped_up(
 ) -> DominatingPair:
     """The pair with as much more infinite loss as its profile falls short of the corners it was made from.
 
-    Between corners both profiles are straight in e^ε, so corners are enough.
+    Between corners both profiles are straight in e^ε, so corners are enough, and e^ε = 0, where a profile is 1.
     """
     # Six roundings of a term, five of what it is compared with, and a pairwise sum of blocks of 128 terms (numpy).
     rounding = UNIT * (32 + np.log2(len(pair.losses)))
@@ -171,7 +171,9 @@ def _topped_up(
         corners = np.concatenate((-there[:0:-1], here))
         wanted = np.concatenate(((1 - gammas + gammas * others[1:])[::-1], bounds))
         found = np.array([pair.at(int(place), direction) for place in corners])
-        missing.append(float(np.max(wanted - found + rounding * wanted)))
+        _, masses, rest = pair._one_way(direction)
+        lost = 1 + rounding - float(masses.sum()) - rest
+        missing.append(max(float(np.max(wanted - found + rounding * wanted)), lost))
     return replace(
         pair,
         upper_only=min(1.0, pair.upper_only + max(missing[0], 0.0)),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
+import balls
 import numpy as np
 import pytest
+from flint import arb
 from scipy.stats import norm
 
 from dpmf.loss import composition
@@ -63,13 +66,72 @@ def test_beyond_the_largest_sum_only_infinite_losses_count():
     for epsilon in (1000 * H, 1000 * H + 1, 300.0):
         upper = Composition([(bounded, 1000)]).delta(epsilon)
         lower = Composition([(bounded, 1000)], "lower").delta(epsilon)
-        assert lower <= -math.expm1(1000 * math.log1p(-1e-9)) <= upper <= lower * (1 + 1e-13)
+        assert lower <= -math.expm1(1000 * math.log1p(-1e-9)) <= upper <= lower * (1 + 1e-11)
 
 
 def test_infinite_losses_stay_infinite():
     atoms = Atoms(H, SMALL.indices, 0.9 * SMALL.masses, 0.1)
     assert Composition([(atoms, 3)]).delta(1e6) == pytest.approx(1 - 0.9**3, rel=1e-12)
     assert Composition([(Atoms(H, SMALL.indices, 0 * SMALL.masses, 1.0), 3)]).delta(1.0) == 1.0
+
+
+def in_fractions(parts, epsilons):
+    """δ(ε) of the product of the very masses given: sums of fractions, and exponentials in balls."""
+    sums, whole = {0: Fraction(1)}, Fraction(1)
+    for atoms, count in parts:
+        masses = {i: Fraction(m) for i, m in zip(atoms.indices.tolist(), atoms.masses.tolist(), strict=True)}
+        whole *= (sum(masses.values()) + Fraction(atoms.infinite)) ** count
+        for _ in range(count):
+            longer = {}
+            for place, mass in sums.items():
+                for step, more in masses.items():
+                    longer[place + step] = longer.get(place + step, 0) + mass * more
+            sums = longer
+    infinite = balls.exact(whole - sum(sums.values()))
+    return [
+        sum(
+            (
+                balls.exact(mass) * (1 - (balls.exact(epsilon) - balls.exact(H * place)).exp())
+                for place, mass in sums.items()
+                if H * place > epsilon
+            ),
+            infinite,
+        )
+        for epsilon in epsilons
+    ]
+
+
+@pytest.mark.parametrize("excess", [5e-15, 1e-3, -1e-3, 0.0])
+@pytest.mark.parametrize("infinite", [0.0, 1e-300, 1e-12, 1e-3, 0.2, 1.0])
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_masses_that_do_not_add_up_to_one_are_composed_as_they_are(excess, infinite, count):
+    finite = np.array([0.7, 0.3]) * max(1 - infinite, 1e-3) * (1 + excess)
+    parts = [(Atoms(H, np.array([-20, 31]), finite, infinite), count), (OTHER, 1)]
+    epsilons = [0.0, 0.5, 2.0, 31 * H * count, 1e3]
+    upper, lower = Composition(parts), Composition(parts, "lower")
+    for epsilon, truth in zip(epsilons, in_fractions(parts, epsilons), strict=True):
+        assert lower.delta(epsilon) <= truth
+        assert upper.delta(epsilon) >= min(truth, arb(1))
+        assert upper.delta(epsilon) <= truth * (1 + 1e-8) + 1e-14
+
+
+@pytest.mark.parametrize("excess", [5e-15, 1e-3])
+def test_infinite_losses_of_many_masses_above_one(excess):
+    """The mass of infinite loss alone, with so many losses that their excess can be seen."""
+    masses = np.array([0.7, 0.3 - 1e-9]) * (1 + excess)
+    atoms = Atoms(H, np.array([-1, 1]), masses, 1e-9)
+    finite = Fraction(masses[0]) + Fraction(masses[1])
+    count = 2000
+    truth = float((finite + Fraction(1e-9)) ** count - finite**count)
+    upper, lower = (Composition([(atoms, count)], side).delta(1e9) for side in ("upper", "lower"))
+    assert lower <= truth <= upper <= lower * (1 + 1e-10)
+
+
+def test_a_part_without_finite_losses():
+    nothing = Atoms(H, np.array([3]), np.zeros(1), 0.3)
+    assert Composition([(nothing, 2), (SMALL, 1)]).delta(0.0) == 1.0
+    assert Composition([(nothing, 2), (SMALL, 1)], "lower").delta(0.0) == pytest.approx(0.09, rel=1e-9)
+    assert Composition([(Atoms(H, np.array([3]), np.zeros(1), 0.0), 2)], "lower").delta(0.0) == 0.0
 
 
 @pytest.mark.parametrize("side", ["upper", "lower"])

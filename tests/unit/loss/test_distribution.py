@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import knobs
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.optimize import brentq
+from scipy.special import ndtri
 from scipy.stats import norm
 
 from dpmf.kernels.pld import Lattice, connect_the_dots, invert_loss, loss_and_slope, loss_nodes
-from dpmf.loss._window import TUNING, Tuning
+from dpmf.loss import distribution
+from dpmf.loss._window import TUNING, Tuning, Window
 from dpmf.loss.distribution import LossDistribution, compose
 from dpmf.loss.gaussian import gaussian_delta
 from dpmf.loss.mixtures import Mixtures
+from dpmf.numerics import UNIT
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -204,3 +208,25 @@ def test_bounds_hold_for_other_knobs(direction: str) -> None:
             found = compose(mixtures, 1.0, direction, tuning=tuning, **where)
             for epsilon in (0.1, 2.0, 4.0):
                 assert found.delta(epsilon) >= gaussian_delta(math.sqrt(1.75), epsilon, "lower"), change
+
+
+@pytest.mark.parametrize("excess", [1e-3, 1e-9, 0.0])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_infinite_losses_count_with_all_the_mass_of_other_steps(direction: str, excess: float) -> None:
+    """Weights may exceed one (remove), and masses are rounded up: the product of the very masses, in fractions."""
+    count, sigma, length = 1000, 20.0, 2**14
+    weights = [0.6 + (excess if direction == "remove" else 0.0), 0.4]
+    mixtures = mixtures_of([([0.0, 1.0], weights)] * count)
+    window = Window(1e-3, -length // 2, length, 0.0, np.array([30.0, 60.0, 90.0]), 1e-4, 1e-2)
+    lattice = Lattice(window.interval, TUNING.growth, window.widest, window.tail, -ndtri(window.tail), TUNING.low_reach)
+    means = mixtures.means / sigma * (1 + 4 * UNIT)
+    add = direction == "add"
+    nodes = loss_nodes(means, mixtures.weights, np.log(mixtures.weights), add, lattice)
+    masses, infinite = connect_the_dots(nodes, window.interval, means, mixtures.weights, np.log(mixtures.weights), add)
+    finite = sum(map(Fraction, masses.tolist()))
+    truth = (finite + Fraction(infinite)) ** count - finite**count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distribution, "choose_window", lambda *_: window)
+        found = compose(mixtures, sigma, direction, epsilon=1.0).infinity_mass
+    assert truth <= Fraction(found)
+    assert found <= float(truth) * math.exp(count * (infinite + excess)) + 1e-20
