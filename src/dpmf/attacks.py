@@ -27,7 +27,7 @@ from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.loss.profile_points import Profile, ProfilePoints
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.numerics import UNIT, Array
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
@@ -242,8 +242,7 @@ class Curves:
         deltas: Sequence[float] = DELTAS,
         false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
     ) -> None:
-        if not isinstance(mechanism, Mechanism):
-            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        mechanism_of_a_question(mechanism)
         self._mechanism, self._direction = mechanism, direction
         self._ways = directions_of(validation.choice("direction", direction, RELATIONS))
         self._slack = validation.non_negative("slack", slack)

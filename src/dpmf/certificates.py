@@ -19,7 +19,7 @@ from dpmf.accountants.protocol import RELATIONS, Accountant, Direction, Proof, d
 from dpmf.accountants.registry import resolve, suitable
 from dpmf.batching import BallsInBins
 from dpmf.errors import ArgumentError
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.strategies.base import ToeplitzStrategy
 
 FORMAT = "dpmf certificate 1"
@@ -52,8 +52,7 @@ def certificate(
     one_ways = directions_of(validation.choice("direction", direction, RELATIONS))
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    mechanism_of_a_question(mechanism)
     if not mechanism.batching.fixed:
         raise ArgumentError("batching", f"must be fixed bins for a certificate, got {mechanism.batching.kind}")
     asked = suitable(mechanism, "bound") if accountants is None else [resolve(a) for a in accountants]

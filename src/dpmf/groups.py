@@ -11,7 +11,7 @@ from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.accountants.registry import resolve
 from dpmf.errors import ArgumentError
 from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.numerics import FLOOR, UNIT, Array
 from dpmf.results import PrivacyBound
 
@@ -49,8 +49,7 @@ def group_privacy(
     ones among them), at which the accountant's bound was evaluated. It is also at most that of the Gaussian mechanism
     of sensitivity g·Δ, with Δ the sensitivity without amplification. Sums and products are rounded up.
     """
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    mechanism_of_a_question(mechanism)
     sigma = mechanism.checked_noise(noise_multiplier)
     g = validation.integer("group_size", group_size, at_least=1, at_most=MOST)
     name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name

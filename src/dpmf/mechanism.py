@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,6 +40,7 @@ class Mechanism:
 
     strategy: Strategy
     batching: AnyBatching
+    beside: ClassVar[str] = ""  # what a run costs beside its mechanism, in words
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
@@ -228,3 +231,12 @@ class Mechanism:
 
     def __str__(self) -> str:
         return self.name
+
+
+def mechanism_of_a_question(mechanism: object) -> Mechanism:
+    """The mechanism that a public function is asked about, or an error; one line if it is not all that a run costs."""
+    if not isinstance(mechanism, Mechanism):
+        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    if mechanism.beside:
+        warnings.warn(mechanism.beside, stacklevel=3)
+    return mechanism

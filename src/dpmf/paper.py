@@ -8,7 +8,7 @@ from dpmf.accountants.registry import ACCOUNTANTS
 from dpmf.attacks import TradeOff
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.formatting import given, upper
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.results import Calibration, Estimate, PrivacyBound
 
 _RELATIONS = {
@@ -33,8 +33,7 @@ def statement(mechanism: Mechanism, bound: PrivacyBound | Estimate, tradeoff: Tr
     **Formal guarantees.** Whoever reads the numbers back gets a true statement: ε, δ, μ and rates are rounded up. A
     noise multiplier is printed in full where it was given, and rounded up where it was calibrated, which is more noise.
     """
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    mechanism_of_a_question(mechanism)
     if isinstance(bound, Estimate) or not isinstance(bound, PrivacyBound):
         raise validation.wrong("bound", "a guarantee, not an estimate", type(bound).__name__)
     if tradeoff is not None and tradeoff.noise_multiplier != bound.noise_multiplier:

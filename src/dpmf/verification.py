@@ -27,7 +27,7 @@ from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.formatting import lower as rounded_down
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 
 _STANDARD_ERRORS = 5.0
 
@@ -146,8 +146,7 @@ def verify(
     epsilon = validation.non_negative("epsilon", epsilon)
     target = validation.probability("delta", delta)
     sampler = MonteCarlo(samples=samples, seed=seed)
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    mechanism_of_a_question(mechanism)
     asked = [resolve(a) for a in accountants or ()] or suitable(mechanism, "bound") or [resolve(api.DEFAULT_ACCOUNTANT)]
     if len({a.name for a in asked}) < 2 and not isinstance(mechanism.batching, Poisson):
         raise ArgumentError("accountants", f"must be at least two different ones, got {[a.name for a in asked]}")

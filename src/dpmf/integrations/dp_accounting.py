@@ -24,7 +24,7 @@ from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins, Poisson
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.numerics import UNIT
 from dpmf.strategies.base import Strategy
 
@@ -80,8 +80,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     @classmethod
     def of(cls, mechanism: Mechanism, noise_multiplier: float) -> BallsInBinsMatrixDpEvent:
         """Return the event of running a mechanism with a noise multiplier."""
-        if not isinstance(mechanism, Mechanism):
-            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        mechanism_of_a_question(mechanism)
         bins = mechanism.batching
         other = bins if isinstance(bins, BallsInBins | Poisson) and not bins.fixed else None
         return cls(mechanism.strategy, bins.epochs, bins.batches_per_epoch, noise_multiplier, bins.iterations, other)

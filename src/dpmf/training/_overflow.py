@@ -16,6 +16,7 @@ from dpmf import validation
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
+from dpmf.mechanism import Mechanism
 from dpmf.numerics import FLOOR, UNIT
 
 _SHARES = (2.0**-10, 2.0**-5, 0.5)  # parts of δ that the charge may take when ε is asked for
@@ -109,7 +110,7 @@ class Cut:
         return high
 
     def epsilon(self, delta: float, uncut: Callable[[float], float]) -> float:
-        """An ε at which the cut mechanism is (ε, delta)-DP; infinite where the charge leaves too little of δ.
+        """An ε at which the cut mechanism is (ε, delta)-DP; an error where the charge leaves too little of δ.
 
         Args:
           delta: δ.
@@ -119,11 +120,18 @@ class Cut:
             epsilon = uncut(_without(delta, share))
             if self.charge(epsilon) <= share * delta:
                 return epsilon
-        return math.inf
+        raise ArgumentError(
+            "delta",
+            f"must be larger for this run, in which cut batches (max_batch_size = {self.max_batch_size}) cost "
+            f"{upper(self.charge(epsilon), 2)} of it at ε = {upper(epsilon, 3)}, got {given(delta)}",
+        )
 
-    def tried_first(self, delta: float) -> float:
-        """The δ of the uncut mechanism that `epsilon` asks about first."""
-        return _without(delta, _SHARES[0])
+
+@dataclass(frozen=True)
+class CutMechanism(Mechanism):
+    """The mechanism of a run whose batches are cut. What is asked about it alone leaves out what that costs."""
+
+    beside = "batches of this run are cut (max_batch_size), which is not counted here: ask the run's get_epsilon"
 
 
 def _without(delta: float, share: float) -> float:
