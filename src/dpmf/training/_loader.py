@@ -2,24 +2,23 @@
 
 The number must survive worker processes, which collate batches ahead of time, and Opacus' `BatchMemoryManager`, which
 splits lists of indices. It is therefore part of every index (`NumberedBatches`). `NumberedDataset` decodes it where
-the records are read, `Collate` packs it with the collated records, and `Loader` unpacks it when the training loop takes
-the batch. `Deliveries` remembers what the loop holds.
+the records are read and collated, and `Loader` unpacks it when the training loop takes the batch. `Deliveries`
+remembers what the loop holds.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from opacus.utils import batch_memory_manager
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from dpmf.errors import TrainingError
+from dpmf.training._draws import Draws
 from dpmf.training._units import Units
 from dpmf.training.sampler import BatchSampler
 
@@ -60,12 +59,17 @@ class _Part(NamedTuple):
 
 
 class NumberedDataset:
-    """A dataset that is read by the integers of `NumberedBatches`, and by record as before."""
+    """A dataset that is read by the integers of `NumberedBatches`, and by record as before.
 
-    def __init__(self, dataset: Any, size: int, key: bytes):
+    What it returns is collated already, so that records and what collates them draw from the run's key alike, in the
+    main process and in workers. An empty batch becomes tensors of length 0, shaped like those of a record.
+    """
+
+    def __init__(self, dataset: Any, size: int, key: bytes, collate: Callable[[list[Any]], Any]):
         self.dataset = dataset
         self._size = size
-        self._key = hashlib.sha256(b"dpmf loader workers" + key).digest()
+        self._collate = collate
+        self.key = key
 
     def __len__(self) -> int:
         return self._size
@@ -78,36 +82,28 @@ class NumberedDataset:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def __getitems__(self, codes: list[int]) -> _Part:
-        if get_worker_info() is not None:
-            self._seed_worker(codes[0])
+    def __getitems__(self, codes: list[int]) -> Parcel:
+        draws = Draws(self.key, "loading")
+        draws.restart(codes[0])
+        with draws.active():
+            return Parcel(self._part(codes))
+
+    def _part(self, codes: list[int]) -> _Part:
         if codes[0] < 0:  # an empty batch: one record shows what its tensors look like
-            return _Part(-1 - codes[0], -1, 0, [self.dataset[0]])
+            return _Part(-1 - codes[0], -1, 0, _emptied(self._collate([self.dataset[0]])))
         rows = [code % (self._size + 1) for code in codes]
         records = [row for row in rows if row < self._size]
         together = getattr(self.dataset, "__getitems__", None)
         content = together(records) if together and records else [self.dataset[record] for record in records]
         if missing := len(rows) - len(records):  # any record will do: the optimizer discards its gradient
             content = [*content, *[content[0] if records else self.dataset[0]] * missing]
-        return _Part(codes[0] // (self._size + 1), records[0] if records else -1, len(rows), content)
-
-    def _seed_worker(self, code: int) -> None:
-        """Make random augmentation in worker processes a function of the batch, so that a resumed run repeats it."""
-        seed = int.from_bytes(hashlib.sha256(self._key + b"%d" % code).digest()[:8], "little")
-        torch.manual_seed(seed >> 1)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is what datasets use
+        first = records[0] if records else -1
+        return _Part(codes[0] // (self._size + 1), first, len(rows), self._collate(content))
 
 
-class Collate:
-    """Collate the records of a part; an empty batch becomes tensors of length 0, shaped like those of a record."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]):
-        self._collate = collate
-
-    def __call__(self, part: _Part) -> Parcel:
-        batch = self._collate(part.content)
-        return Parcel(part._replace(content=_emptied(batch) if part.size == 0 else batch))
+def as_loaded(parcel: Parcel) -> Parcel:
+    """What collates, as torch's loader sees it: the dataset has done so."""
+    return parcel
 
 
 class Parcel:
@@ -159,9 +155,10 @@ class Deliveries:
     says how, before anything is released.
     """
 
-    def __init__(self, sampler: BatchSampler, step: Callable[[], int]):
+    def __init__(self, sampler: BatchSampler, step: Callable[[], int], draws: Draws):
         self._sampler = sampler
         self._step = step
+        self.draws = draws  # of the model
         self._last: _Part | None = None  # without its content
         self._used = False
         self._count = 0  # of deliveries; the tensors of the last one are marked with it
@@ -206,6 +203,7 @@ class Deliveries:
         content = parcel.part.content
         self._count += 1
         self._last, self._used, self.parts = parcel.part._replace(content=None), False, 0
+        self.draws.restart(self._last.iteration, self._last.first)
         for tensor in tensors(content):
             tensor._dpmf_delivery = self._count
         return content
@@ -306,7 +304,7 @@ class _Unguarded:
 
 
 class Loader(DataLoader):  # type: ignore[misc]
-    """Torch's data loader over `NumberedBatches`, `NumberedDataset` and `Collate`; it reports what it delivers."""
+    """Torch's data loader over `NumberedBatches` and `NumberedDataset`; it reports what it delivers."""
 
     def __init__(self, deliveries: Deliveries, **options: Any):
         super().__init__(**options)

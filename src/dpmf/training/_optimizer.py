@@ -12,6 +12,7 @@ from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
 from dpmf.errors import TrainingError
+from dpmf.training._clipping import clip_factors
 from dpmf.training._guards import Passes
 from dpmf.training._loader import Deliveries
 from dpmf.training.noise import NoiseStream
@@ -36,6 +37,7 @@ class _CorrelatedNoise:
         noise: NoiseStream,
         deliveries: Deliveries,
         passes: Passes | None = None,
+        on_nonfinite: str = "zero",
         **options: Any,
     ):
         super().__init__(optimizer, **options)  # type: ignore[call-arg]
@@ -43,6 +45,7 @@ class _CorrelatedNoise:
         self.deliveries = deliveries
         self.on_release: Callable[[int, str], None] | None = None  # called with the step and a digest of its gradient
         self.passes = passes or Passes([], "mean")
+        self._stops, self._nonfinite = on_nonfinite == "stop", False
         self.stepping = False  # whether the original optimizer may make a step now
         self.removable: list[Any] = []  # handles of the hooks on the original optimizer
         self._accounted = self.noise_multiplier
@@ -52,7 +55,7 @@ class _CorrelatedNoise:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on one batch, or, for a part of a batch that was split, the sum of its clipped gradients only."""
         if closure is not None:
-            with torch.enable_grad():
+            with torch.enable_grad(), self.deliveries.draws.active():
                 closure()
         if not self.pre_step():
             return None
@@ -63,16 +66,23 @@ class _CorrelatedNoise:
             self.on_release(self.noise.step - 1, _digest([p.grad for p in self.params]))
         self.stepping = True
         try:
-            return self.original_optimizer.step()
+            done = self.original_optimizer.step()
         finally:
             self.stepping = False
+        device = self.params[0].device
+        if not torch.stack([p.detach().isfinite().all().to(device) for p in self.params]).all():
+            raise TrainingError(
+                f"the weights are not finite after step {self.noise.step - 1}: training has diverged (try a smaller "
+                "learning rate). Weights are released anyway, so that to stop here tells nothing more"
+            )
+        return done
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """What torch's GradScaler asks before a step."""
         raise TrainingError(
             "a GradScaler must not be used: it leaves out steps depending on gradients without noise, and scaled "
-            "gradients would be clipped to nothing but their direction; use autocast with bfloat16, which needs none"
+            "gradients would be clipped to nothing but their direction; train in float32, which needs none"
         )
 
     def sum_part(self) -> None:
@@ -88,11 +98,33 @@ class _CorrelatedNoise:
             for p in self.params:
                 p.summed_grad = None
         self.deliveries.arrange(self.params)
-        self.clip_and_accumulate()  # type: ignore[attr-defined]
+        self.clip_and_accumulate()
         self.deliveries.parts += max(counts)
         self._is_last_step_skipped = True  # zero_grad keeps the sum, and a checkpoint has to wait
         for p in self.params:
             p.grad_sample = p.grad = None
+
+    def clip_and_accumulate(self) -> None:
+        """Clip the gradients of records and add them up, in place of Opacus.
+
+        **Formal guarantees.** The factor and the gradient of a record have a product of norm at most `max_grad_norm`
+        (`clip_factors`). A gradient that is not finite counts as zero. Products are added up in the precision of the
+        parameters, float32 or more, whatever autocast says; what that addition rounds is not bounded here
+        (docs/theory/floating-point.md).
+        """
+        with torch.autocast(self.params[0].device.type, enabled=False):
+            factors = clip_factors([p.grad_sample for p in self.params], self.max_grad_norm)
+            lost = factors == 0
+            some = bool(lost.any())
+            self._nonfinite |= some
+            for p in self.params:
+                _check_processed_flag(p.grad_sample)
+                sample = p.grad_sample.to(p.dtype)
+                if some:  # 0 · NaN is NaN
+                    sample = sample.masked_fill(lost.to(p.device).reshape(-1, *(1,) * (sample.dim() - 1)), 0.0)
+                total = torch.einsum("i,i...", factors.to(p.device, p.dtype), sample)
+                p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
+                _mark_as_processed(p.grad_sample)
 
     def _counts(self) -> set[int]:
         """The numbers of records that parameters have gradients of; −1 stands for none, −2 for several passes."""
@@ -128,6 +160,17 @@ class _CorrelatedNoise:
                 f"step {step} has gradients of {sorted(counts)} records, depending on the parameter: every layer must "
                 "be given a first dimension of one entry per record"
             )
+        coarse = {g.dtype for p in self.params if (g := p.grad_sample) is not None} - {torch.float32, torch.float64}
+        if coarse:
+            return (
+                f"the gradients of records in step {step} are in {coarse.pop()}: in half precision their norms cannot "
+                "be bounded by what was accounted for; train without autocast"
+            )
+        if torch.get_float32_matmul_precision() != "highest":
+            return (
+                "gradients must be added up in full precision: set_float32_matmul_precision must be 'highest', it is "
+                f"{torch.get_float32_matmul_precision()!r}"
+            )
         return None
 
     def pre_step(self, closure: Any = None) -> Any:
@@ -159,6 +202,7 @@ class _CorrelatedNoise:
     def add_noise(self) -> None:
         """Add noise_multiplier · clipping norm · the next row of C⁻¹Z to the sum of clipped gradients."""
         self._agree(self._problem())
+        self._nonfinite = False
         scale = self.noise_multiplier * self.max_grad_norm
         flat = []
         for p in self.params:
@@ -197,11 +241,10 @@ class _CorrelatedNoise:
             )
         if [tuple(p.shape) for p in self.params] != self.noise.shapes:
             return "the parameters that are trained must stay those that make_private was given"
-        device = self.params[0].device
-        if not torch.stack([p.summed_grad.sum().isfinite().to(device) for p in self.params]).all():
+        if self._nonfinite and self._stops:
             return (
-                f"the gradient of step {self.noise.step} is not finite: the loss diverged (try a smaller learning "
-                "rate) or the data has NaN in it; nothing of this step was released"
+                f"the gradient of a record is not finite in step {self.noise.step}: the loss diverged (try a smaller "
+                "learning rate) or the data has NaN in it; nothing of this step was released"
             )
         return None
 

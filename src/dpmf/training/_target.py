@@ -13,7 +13,7 @@ from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.accountants.registry import resolve
 from dpmf.errors import ArgumentError
 from dpmf.mechanism import Mechanism
-from dpmf.results import Calibration
+from dpmf.results import Calibration, PrivacyBound
 from dpmf.training._overflow import Cut
 
 _SILENCE = 1.0  # seconds before the first line
@@ -60,6 +60,20 @@ def noise_for(
     if not isinstance(found, Calibration):
         raise ArgumentError("accountant", f"must be one that proves its bound, {found.accountant} only estimates it")
     return found.noise_multiplier, found, (epsilon, whole)
+
+
+def whole_epsilon(
+    mechanism: Mechanism, sigma: float, delta: float, accountant: api.AnyAccountant, cut: Cut | None
+) -> float:
+    """The ε at which all steps of a run are (ε, delta)-DP, with the cost of batches that are cut."""
+
+    def uncut(left: float) -> float:
+        answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=left, accountant=accountant)
+        if not isinstance(answer, PrivacyBound):
+            raise ArgumentError("accountant", f"must be one that proves its bound, {answer.accountant} estimates it")
+        return answer.epsilon
+
+    return uncut(delta) if cut is None else cut.epsilon(delta, uncut)
 
 
 def _estimates(accountant: api.AnyAccountant) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any
 from dpmf import errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training.opacus import PrivateTraining, make_private
+from dpmf.training.opacus import COARSE, PrivateTraining, make_private
 
 FILE = "dpmf.state"  # in every checkpoint of the trainer
 _LOSSES = ("loss", "grad_norm", "train_loss")  # what a trainer reports about training records, without noise
@@ -115,7 +115,7 @@ def _check(trainer: Any, mechanism: Any, record_losses: RecordLosses | None, own
         f"gradient_accumulation_steps=1, got {args.gradient_accumulation_steps}: the mechanism says how large a batch "
         "is, and per_device_train_batch_size how much of it is computed at once": args.gradient_accumulation_steps != 1,
         f"at most {steps} steps ({batching.epochs} epochs), as the mechanism does, got {wanted}": wanted > steps,
-        "bf16 instead of fp16, which would need a GradScaler": args.fp16,
+        f"bf16=False and fp16=False: {COARSE}": args.bf16 or args.fp16,
         "one process and one device": args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled,
         "auto_find_batch_size=False: a run that begins again would add the same noise twice": args.auto_find_batch_size,
         "torch_compile=False, because Opacus takes the gradients of records in hooks": args.torch_compile,

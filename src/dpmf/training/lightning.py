@@ -18,8 +18,7 @@ from typing import Any
 from dpmf import errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training import opacus
-from dpmf.training.opacus import PrivateTraining, make_private
+from dpmf.training.opacus import COARSE, PrivateTraining, make_private
 
 try:
     from lightning.pytorch import Callback
@@ -52,7 +51,6 @@ class Private(Callback):  # type: ignore[misc]
         self.mechanism = mechanism
         self.private: PrivateTraining | None = None
         self._options = options
-        self._random: Any = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make everything private, and go on from the trainer's checkpoint if it has one."""
@@ -85,12 +83,7 @@ class Private(Callback):  # type: ignore[misc]
                     f"{trainer.ckpt_path} has no {path.name} beside it: it is not of a private run, or was not "
                     "finished; resume from the one before"
                 )
-            self._random = private.load(path, model=False)["random"]
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Restore torch's random numbers, which Lightning does not keep."""
-        if self._random is not None:
-            opacus._set_random_state(pl_module, self._random)
+            private.load(path, model=False)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Forget evaluations that were made with gradients."""
@@ -117,7 +110,9 @@ class Private(Callback):  # type: ignore[misc]
             f"accumulate_grad_batches=1, got {trainer.accumulate_grad_batches}: choose fewer batches_per_epoch for "
             "larger batches": trainer.accumulate_grad_batches != 1,
             f"max_epochs of at most {batching.epochs}, or max_steps of at most {steps}, as the mechanism has": not few,
-            "bf16 instead of 16-bit precision, which would need a GradScaler": str(trainer.precision).startswith("16"),
+            f'precision="32-true" or "64-true", got "{trainer.precision}": {COARSE}': (
+                trainer.precision not in ("32-true", "64-true")
+            ),
             "one device": trainer.world_size > 1,
             "no gradient_clip_val: gradients are clipped record by record": trainer.gradient_clip_val is not None,
             "one optimizer": len(trainer.strategy.optimizers) != 1,
@@ -142,8 +137,7 @@ class _WithNoise(CheckpointIO):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         self._inner.save_checkpoint(checkpoint, path, storage_options=storage_options)
         if "optimizer_states" in checkpoint:  # not weights only
-            random = opacus._random_state(self._private.model)
-            self._private.save(_beside(path), {"random": random}, model=False)
+            self._private.save(_beside(path), model=False)
 
     def load_checkpoint(self, *arguments: Any, **more: Any) -> Any:
         return self._inner.load_checkpoint(*arguments, **more)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dpmf import api, errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration
-from dpmf.training import _curve, _target, sharding
+from dpmf.training import _target, sharding
+from dpmf.training._overflow import CutMechanism
 from dpmf.training._resumable import Resumable
 from dpmf.training._sources import new_key
 from dpmf.training.journal import Journal
@@ -23,6 +23,7 @@ from dpmf.training.levels import noise_levels
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sampler import BatchSampler
 
+COARSE = "in half precision the norm of a record's gradient cannot be bounded, nor the sum be added up well enough"
 _MODEL = ("model", "optimizer", "random")  # what a trainer may keep instead
 
 
@@ -66,23 +67,19 @@ class PrivateTraining(Resumable):
         """The number of steps made so far."""
         return self.noise.step
 
-    def get_epsilon(self, delta: float, wait: bool = True) -> float:
-        """The privacy spent so far.
+    def get_epsilon(self, delta: float) -> float:
+        """An ε for which the whole run is (ε, delta)-DP, whenever and for whatever reason it is stopped.
 
         Args:
-          delta: the δ of the guarantee.
-          wait: whether to wait until the bound for exactly these steps has been computed, which can take longer than
-            an epoch; a line on stderr says so. With False the answer comes at once. It is a proved bound, too, but
-            until the exact one is there it may be that of later steps, the target (for `target_delta` or more), or
-            infinity.
-
-        Returns:
-          An ε for which the steps made so far are (ε, δ)-DP. Answers are kept on disk, for this run and for others with
-          the same mechanism and noise. If calibration took long, those for the end of every epoch at `target_delta` are
-          computed in the background from the beginning. After an answer that took long, so are those for as many steps
-          again, and so on.
+          delta: the δ of the guarantee. At `target_delta` the answer is there at once; at another δ a search takes
+            seconds to half a minute, and a line on stderr says so.
         """
-        return float(self.accountant.get_epsilon(delta, wait=wait))
+        return float(self.accountant.get_epsilon(delta))
+
+    @property
+    def relation(self) -> str:
+        """How two data sets may differ that the guarantee compares, in words (`BatchSampler.relation`)."""
+        return self.sampler.relation
 
     @cached_property
     def noise_levels(self) -> Any:
@@ -92,18 +89,6 @@ class PrivateTraining(Resumable):
         """
         divisor = self.sampler.expected_batch_size if self.optimizer.loss_reduction == "mean" else 1.0
         return noise_levels(self.mechanism, self.noise_multiplier) * self.max_grad_norm / divisor
-
-    def precompute_epsilon(self, delta: float, steps: Iterable[int] | None = None) -> None:
-        """Begin to compute the answers of `get_epsilon` in the background, in another process.
-
-        Args:
-          delta: the δ of the guarantee.
-          steps: the numbers of steps after which it will be called; by default the end of every epoch.
-        """
-        last, b = self.sampler.steps, self.mechanism.batching.batches_per_epoch
-        asked = range(b, last, b) if steps is None else steps
-        known = [validation.integer("steps", t, at_least=1, at_most=last) for t in asked]
-        self.accountant.precompute(self.noise_multiplier, delta, known)
 
     def unwrap(self) -> Any:
         """End the run and take the model out of it.
@@ -202,7 +187,9 @@ class PrivateTraining(Resumable):
         if model:
             self.model.load_state_dict(weights)
             self.optimizer.load_state_dict(state["optimizer"])
-        self.optimizer.deliveries.restart()
+        deliveries = self.optimizer.deliveries
+        deliveries.restart()
+        deliveries.draws.key = self.data_loader.dataset.key = self.sampler.key
         self.optimizer._is_last_step_skipped = False
         if model:
             _set_random_state(self.model, state["random"])
@@ -253,6 +240,7 @@ def make_private(
     max_batch_size: int | None = None,
     max_records: int | None = None,
     unit: Any = None,
+    on_nonfinite: str = "zero",
 ) -> PrivateTraining:
     """Make training differentially private with the noise and the batches of a mechanism.
 
@@ -285,19 +273,30 @@ def make_private(
       max_records: with `max_batch_size`, a public upper bound on n, for which the charge is computed. By default it is
         n, which is public then.
       unit: for every record the user it belongs to. Users are thrown into bins then, the mean of the gradients of a
-        user's records is clipped to `max_grad_norm`, and the guarantee is for adding or removing a user.
+        user's records is clipped to `max_grad_norm`, and a user takes the place of a record in the guarantee.
+      on_nonfinite: what a gradient of a record that is not finite does: it counts as "zero", or is a reason to "stop".
+        To stop on it tells that it was there, which the guarantee does not cover.
 
     Returns:
       A `PrivateTraining`, whose model, optimizer and data loader replace your own.
 
     **Formal guarantees.** The models produced by the training loop are a post-processing of the mechanism with this
-    noise multiplier, which was proved (ε, δ)-DP for adding or removing a record (or a user, with `unit`). Step t uses
-    every record of batch t exactly once, or `TrainingError` is raised and nothing is released; this holds for any
-    number of loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was copied, to another
-    device say, and used again later in place of another one of the same size is not noticed.) The first step after a
-    gap between throws adds the noise of the gap too. With `max_batch_size` the cost of cut batches is part of δ
-    (docs/theory/batch-sizes.md). Per-sample clipping and its rounding are Opacus'. The documentation on training says
-    what floating-point noise leaves open.
+    noise multiplier, which was proved (ε, δ)-DP. Whatever is released of the run, and whenever it is stopped, is
+    covered by the ε of the whole run. Two data sets are compared that differ by one record (or user, with `unit`):
+    `relation` of the result says how. The guarantee rests on the following.
+
+    * Step t uses every record of batch t exactly once, or `TrainingError` is raised and nothing is released; this
+      holds for any number of loader workers, with Opacus' `BatchMemoryManager`, and on every rank. (A batch that was
+      copied, to another device say, and used again later in place of another one of the same size is not noticed.) The
+      first step after a gap between throws adds the noise of the gap too.
+    * What a record contributes has a norm of at most `max_grad_norm` (`clip_factors`), or is zero.
+    * What the model draws in its forward pass, and what loading draws, comes from the run's key
+      (docs/theory/randomness.md). What a loop draws outside of these must not depend on how many records there are.
+    * With `max_batch_size` the cost of cut batches is part of δ (docs/theory/batch-sizes.md). `dpmf.delta` and other
+      functions that are asked about `mechanism` and `noise_multiplier` do not know that cost.
+    * The number of batches in an epoch is a public constant, not computed from the number of records.
+
+    The documentation on training says what floating-point noise leaves open.
     """
     try:
         import torch
@@ -305,7 +304,7 @@ def make_private(
         from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
         from torch.utils.data import default_collate
 
-        from dpmf.training import _accountant, _guards, _loader, _optimizer
+        from dpmf.training import _accountant, _draws, _guards, _loader, _optimizer
     except ImportError:
         raise errors.missing_extra("torch and opacus", "torch", "make_private") from None
 
@@ -316,12 +315,18 @@ def make_private(
     norm = validation.positive("max_grad_norm", max_grad_norm)
     validation.choice("grad_sample_mode", grad_sample_mode, ("hooks", "functorch", "ew"))
     validation.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+    validation.choice("on_nonfinite", on_nonfinite, ("zero", "stop"))
     workers = validation.integer("num_workers", num_workers, at_least=0)
     _guards.check_new(model, optimizer)
     known = {id(p) for p in model.parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not trained or any(id(p) not in known for p in trained):
         raise ArgumentError("optimizer", "must be over parameters of the model, this one has none or others")
+    coarse = {p.dtype for p in trained} - {torch.float32, torch.float64}
+    if coarse:
+        raise ArgumentError(
+            "model", f"must have parameters in float32 or float64, got {coarse.pop()}: {COARSE} (model.float())"
+        )
 
     distributed = isinstance(model, DPDDP)
     if not distributed and isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -329,6 +334,8 @@ def make_private(
             "model", "must be wrapped in Opacus' DifferentiallyPrivateDistributedDataParallel, not torch's"
         )
     device = trained[0].device
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError("model", f"must be on a CPU or a GPU with CUDA, not on {device.type}, which is not tested")
     if source == "secure" and device.type != "cpu":
         raise ArgumentError("source", f"must be fast with a model on {device.type}: secure noise is made on the CPU")
     rank, world, key = 0, 1, new_key(seed)
@@ -343,11 +350,9 @@ def make_private(
         expected_batch_size=expected_batch_size, max_batch_size=max_batch_size, max_records=max_records,
     )  # fmt: skip
 
-    began = time.monotonic()
     sigma, calibration, proved = _target.noise_for(
         mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut, says=rank == 0
     )
-    slow = time.monotonic() - began > _curve.SLOW
     shapes = [tuple(p.shape) for p in trained]
     noise = NoiseStream(
         mechanism,
@@ -370,21 +375,23 @@ def make_private(
     tracker = _accountant.MatrixMechanismAccountant(mechanism, accountant, proved, sampler.cut)
     engine.accountant = tracker
 
-    deliveries = _loader.Deliveries(sampler, lambda: noise.step)
+    draws = _draws.Draws(key, "the model", device)
+    deliveries = _loader.Deliveries(sampler, lambda: noise.step, draws)
     # A loader draws a seed whenever an iteration begins. From the global generator, that would change the random
     # numbers of a resumed run.
     own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:4], "little"))
     loader = _loader.Loader(
         deliveries,
-        dataset=_loader.NumberedDataset(dataset, len(dataset), key),
+        dataset=_loader.NumberedDataset(dataset, len(dataset), key, collate_fn or default_collate),
         batch_sampler=_loader.NumberedBatches(sampler, lambda: noise.step),
-        collate_fn=_loader.Collate(collate_fn or default_collate),
+        collate_fn=_loader.as_loaded,
         num_workers=workers,
         **{"generator": own, **(loader_options or {})},
     )
     module = engine._prepare_model(
         model, batch_first=batch_first, loss_reduction=loss_reduction, grad_sample_mode=grad_sample_mode
     )
+    module.forward = partial(draws.forward, module.forward)
     passes = _guards.Passes(trained, loss_reduction)
     module.register_forward_pre_hook(passes.before)
     module.register_forward_pre_hook(deliveries, with_kwargs=True)
@@ -402,14 +409,15 @@ def make_private(
         # Opacus averages over the ranks, so that each divides by its share.
         expected_batch_size=sampler.expected_batch_size / world,
         loss_reduction=loss_reduction,
+        on_nonfinite=on_nonfinite,
     )
     _guards.refuse_direct_steps(optimizer, private)
     private.attach_step_hook(tracker.get_optimizer_hook_fn(sample_rate=1 / mechanism.batching.batches_per_epoch))
-    made = PrivateTraining(
+    return PrivateTraining(
         model=module,
         optimizer=private,
         data_loader=loader,
-        mechanism=mechanism,
+        mechanism=mechanism if sampler.cut is None else CutMechanism(mechanism.strategy, mechanism.batching),
         noise_multiplier=sigma,
         max_grad_norm=norm,
         accountant=tracker,
@@ -419,6 +427,3 @@ def make_private(
         noise=noise,
         journal=Journal(writes=rank == 0),
     )
-    if slow and proved is not None and rank == 0:
-        made.precompute_epsilon(proved[1])
-    return made

@@ -102,6 +102,7 @@ class BatchSampler:
                     "expected_batch_size", f"at most the number of {kind}, {self.balls}", self._divisor
                 )
         self.cut = checked_cut(given, self.balls, max_batch_size, max_records)
+        self._public = self._divisor is not None and (self.cut is None or max_records is not None)
         self.world_size = validation.integer("world_size", world_size, at_least=1)
         self.rank = validation.integer("rank", rank, at_least=0, at_most=self.world_size - 1)
         self._use(make_source(source, seed))
@@ -140,6 +141,23 @@ class BatchSampler:
         The actual size of a batch depends on the data and must not be used.
         """
         return self._divisor or self.balls / self.batching.batches_per_epoch
+
+    @property
+    def key(self) -> bytes:
+        """The secret that batches, noise and all other draws of a run are functions of."""
+        return self._source.key
+
+    @property
+    def relation(self) -> str:
+        """How two data sets may differ that the guarantee compares, in words.
+
+        To add or to remove a record changes n. That is covered where n plays no part: where constants take its place,
+        and where no record's group depends on the numbers of others.
+        """
+        one = "record" if self.units is None else "user"
+        if self._public and self._schedule.groups == 1:
+            return f"one {one} is added or removed"
+        return f"the place of one {one} is left empty"
 
     @property
     def position(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 from private_runs import MECHANISM, N, dataset, linear, private, step, train, weights
 
-import dpmf
 from dpmf.errors import ArgumentError, TrainingError
-from dpmf.training import PrivateTraining, _curve, _target, make_private
+from dpmf.training import PrivateTraining, _target, make_private
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
@@ -217,63 +215,3 @@ def test_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch, capsys: p
     with _target.saying("calibrating"):
         time.sleep(0.05)
     assert capsys.readouterr().err.startswith("dpmf: calibrating ...\ndpmf: calibrating took")
-
-
-def test_epsilon_is_kept_on_disk_and_computed_ahead(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = private(accountant="renyi")
-    first.precompute_epsilon(1e-5, [9, 20])
-    for steps in (9, 20):
-        train(first, steps - first.step)
-        part = dpmf.Mechanism(MECHANISM.strategy, dpmf.BallsInBins.from_iterations(steps, 8))
-        exact = dpmf.epsilon(part, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
-        assert first.get_epsilon(1e-5) == exact
-    assert len(list(cache_dir.glob("epsilon-*.json"))) == 2
-    monkeypatch.setattr(_curve.Question, "compute", lambda _: pytest.fail("computed again"))
-    second = private(accountant="renyi")
-    train(second, 9)
-    assert second.get_epsilon(1e-5) < exact
-    train(second, 3)  # for 12 steps nothing is known, nor for 16; for 20 it is, but nobody asks at the end of no epoch
-    assert second.get_epsilon(1e-5, wait=False) == math.inf
-    with pytest.raises(ArgumentError, match="steps must be at most 24"):
-        second.precompute_epsilon(1e-5, [25])
-
-
-def test_answers_at_once_are_bounds(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(_curve, "SLOW", -1.0)
-    monkeypatch.setattr(
-        _curve.Curve, "ahead", lambda _, found: asked.extend(q.mechanism.batching.iterations for q in found)
-    )
-    target = {"noise_multiplier": None, "target_epsilon": 4.0, "target_delta": 1e-5}
-    run = private(accountant="renyi", **target)
-    assert asked == [8, 16]
-    assert run.get_epsilon(1e-5, wait=False) == 0
-    train(run, 3)
-    assert run.get_epsilon(1e-5, wait=False) == 4.0
-    assert run.get_epsilon(1e-6, wait=False) == math.inf
-    later = private(accountant="renyi", noise_multiplier=run.noise_multiplier)
-    train(later, 16)
-    assert run.get_epsilon(1e-5, wait=False) == 4.0
-    after = later.get_epsilon(1e-5)
-    assert run.get_epsilon(1e-5, wait=False) == after < 4.0
-    assert run.get_epsilon(1e-5) == run.get_epsilon(1e-5, wait=False) < after
-
-
-def test_after_a_slow_answer_the_next_ones_are_computed_ahead(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
-    run = private(accountant="renyi")
-    asked: list[int] = []
-    monkeypatch.setattr(_curve, "SLOW", -1.0)
-    monkeypatch.setattr(
-        _curve.Curve, "ahead", lambda _, questions: asked.extend(q.mechanism.batching.iterations for q in questions)
-    )
-    train(run, 8)
-    run.get_epsilon(1e-5)
-    assert asked == [16]
-    train(run, 2)
-    run.get_epsilon(1e-5)
-    assert asked == [16, 12, 14, 16, 18, 20, 22]
-    for damaged in cache_dir.glob("epsilon-*.json"):
-        damaged.write_text("{")
-    fresh = private(accountant="renyi")
-    train(fresh, 10)
-    assert fresh.get_epsilon(1e-5) == run.get_epsilon(1e-5)

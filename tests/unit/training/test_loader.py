@@ -167,11 +167,11 @@ def test_a_new_iteration_begins_where_training_is() -> None:
     at = 0
     sampler = BatchSampler(30, dpmf.BallsInBins(2, 5), seed=1)
     batches = NumberedBatches(sampler, lambda: at)
-    records = NumberedDataset(list(range(30)), 30, b"")
+    records = NumberedDataset(list(range(30)), 30, b"", torch.tensor)
 
     def seen() -> list[tuple[int, list[int]]]:
-        parts = [records.__getitems__(codes) for codes in batches]
-        return [(part.iteration, part.content if part.size else []) for part in parts]
+        parts = [records.__getitems__(codes).part for codes in batches]
+        return [(part.iteration, part.content.tolist()) for part in parts]
 
     looked_at = seen()  # an evaluation, say
     assert looked_at == [(t, sampler.batch(t).tolist()) for t in range(5)]
