@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dpmf
+from dpmf.errors import TrainingError
 from dpmf.training import PrivateTraining, make_private
 from dpmf.training.noise import NoiseStream
 from tests.decoders import decoder
@@ -23,7 +24,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
 
 
-RECORDS, WIDTH, CLIP, SIGMA = 40, 8_000, 0.25, 1.5
+RECORDS, WIDTH, CLIP, SIGMA = 40, 8_000, 0.3, 1.5
 BINS = 5
 ALLOCATION = dpmf.BallsInBins.from_iterations(17, BINS)
 STRATEGIES = {
@@ -146,6 +147,10 @@ def findings(trace: Trace, mechanism: dpmf.Mechanism) -> list[str]:
         wrong.append("the noise is correlated in another way")
     if np.abs(np.diag(covariance) - 1).max() > 5.5 * (2 / WIDTH) ** 0.5:
         wrong.append(f"the noise has variance {np.diag(covariance).round(3)} times what was accounted for")
+    # Of so many normals the largest is above this, except with a probability below 10⁻⁵. An output that the noise does
+    # not reach without a record shows that the record is there.
+    if (reach := np.abs(white).max()) < 3.9:
+        wrong.append(f"the noise ends at {reach:.2f} deviations")
     return wrong
 
 
@@ -311,6 +316,9 @@ MISTAKES: dict[str, tuple[str, Callable[[PrivateTraining], None], Callable[[Priv
     "fresh noise on resuming": ("correlated|variance", lambda run: None, _fresh_noise),
     "new bins every epoch": ("took part", lambda run: None, _more_bins),
     "divided by the actual batch size": ("correlated|variance", lambda run: _divide_by_actual(run), None),
+    "normals of half precision": ("the noise ends at", lambda run: _cut_noise(run), None),
+    "sums of half precision": ("sum of step", lambda run: _round_sums(run), None),
+    "clip factors of half precision": ("sum of step", lambda run: _round_factors(run), None),
 }
 IDENTITY = NoiseStream(MECHANISMS["dpsgd"], []).plan
 
@@ -321,6 +329,32 @@ def _divide_by_actual(run: PrivateTraining) -> None:
         weight.grad /= max(len(weight.grad_sample), 1)
 
     run.optimizer.scale_grad = scale
+
+
+def _cut_noise(run: PrivateTraining) -> None:
+    draw = run.noise._backend.draw
+    run.noise._backend.draw = lambda *place: draw(*place).clip(-3.18, 3.18)  # as far as those of float16 go
+
+
+def _round_sums(run: PrivateTraining) -> None:
+    clip, (weight,) = run.optimizer.clip_and_accumulate, run.model.parameters()
+
+    def rounded() -> None:
+        clip()
+        weight.summed_grad = weight.summed_grad.bfloat16().float()
+
+    run.optimizer.clip_and_accumulate = rounded
+
+
+def _round_factors(run: PrivateTraining) -> None:
+    """As under autocast."""
+    (weight,) = run.model.parameters()
+
+    def rounded() -> None:
+        factors = (CLIP / weight.grad_sample.flatten(1).norm(dim=1)).bfloat16().float().clamp(max=1)
+        weight.summed_grad = torch.einsum("i,i...", factors, weight.grad_sample)
+
+    run.optimizer.clip_and_accumulate = rounded
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -383,3 +417,89 @@ def test_the_audit_notices_another_batching(name: str) -> None:
     mechanism = MECHANISMS[accounted]
     noticed = findings(train(begin(other), steps_of(mechanism)), mechanism)
     assert all(any(part in line for line in noticed) for part in found.split("|")), noticed
+
+
+# What no single run shows: whether draws of the model can be known, and what is said of a run that is stopped.
+
+
+class Masked(torch.nn.Module):
+    """A model with dropout, which keeps its masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.last = torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1)
+        self.masks: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        mask = self.drop(torch.ones_like(x))
+        self.masks.append(mask.detach())
+        return self.last(x * mask)
+
+
+def masks_with_a_known_seed(change: Callable[[PrivateTraining], None] = lambda run: None) -> list[str]:
+    """Two runs with secret keys of their own, by a user who sets torch's seed: nobody may know the masks of either."""
+    found = []
+    for _ in (0, 1):
+        model = Masked()
+        run = make_private(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), Records(), MECHANISMS["bsr"],
+            noise_multiplier=SIGMA, max_grad_norm=CLIP, expected_batch_size=1,
+        )  # fmt: skip
+        change(run)
+        torch.manual_seed(0)
+        for x in run.data_loader:
+            run.optimizer.zero_grad()
+            run.model(x).mean().backward()
+            run.optimizer.step()
+        found.append(torch.cat(model.masks)[:30])
+    return ["masks are known to who knows torch's seed"] if torch.equal(*found) else []
+
+
+def test_masks_are_secret_and_the_audit_notices_where_they_are_not() -> None:
+    assert masks_with_a_known_seed() == []
+    assert masks_with_a_known_seed(lambda run: run.model.__dict__.pop("forward"))
+
+
+def spent(run: PrivateTraining) -> list[str]:
+    """Whether a run that is stopped early, for whatever reason, says what its guarantee is."""
+    train(run, 3)
+    whole = dpmf.epsilon(MECHANISMS["bsr"], noise_multiplier=SIGMA, delta=1e-5, accountant="renyi").epsilon
+    said = run.get_epsilon(1e-5)
+    return [f"ε = {said:.3f} is said, {whole:.3f} holds for a rule to stop"] if said < whole else []
+
+
+def test_what_is_said_of_a_run_that_is_stopped() -> None:
+    assert spent(begin(MECHANISMS["bsr"], accountant="renyi")) == []
+    wrong = begin(MECHANISMS["bsr"], accountant="renyi")
+    wrong.accountant.matrix_mechanism = dpmf.Mechanism(BSR, dpmf.BallsInBins(1, BINS))  # that of the steps made
+    assert "holds for a rule to stop" in spent(wrong)[0]
+
+
+@dataclass
+class Spoilt(Records):
+    """The last record is not a number."""
+
+    def __getitem__(self, index: int) -> Any:
+        x = super().__getitem__(index)
+        return x * np.nan if index == self.size - 1 else x
+
+
+def test_a_record_that_is_not_a_number_changes_nothing_and_the_audit_notices_where_it_does() -> None:
+    mechanism, last = MECHANISMS["bsr"], RECORDS - 1
+
+    def begun(**options: Any) -> PrivateTraining:
+        model = torch.nn.Linear(WIDTH, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        given = {"noise_multiplier": SIGMA, "max_grad_norm": CLIP, "seed": 3, **options}
+        return make_private(model, optimizer, Spoilt(), mechanism, **given)
+
+    run = begun()
+    steps = steps_of(mechanism)
+    sums = np.stack(train(run, steps).sums)
+    assert np.isfinite(sums).all()
+    assert not sums[:, last].any()  # its place is empty
+    bins = run.sampler.bins
+    assert all((np.abs(sums[t, :last]) > 0.5).sum() == (bins[:last] == t % BINS).sum() for t in range(steps))
+    with pytest.raises(TrainingError, match="is not finite"):
+        train(begun(on_nonfinite="stop"), steps)
