@@ -10,6 +10,7 @@ profiles compose to larger profiles (Zhu, Dong & Wang 2022).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -172,8 +173,8 @@ def _topped_up(
         wanted = np.concatenate(((1 - gammas + gammas * others[1:])[::-1], bounds))
         found = np.array([pair.at(int(place), direction) for place in corners])
         _, masses, rest = pair._one_way(direction)
-        lost = 1 + rounding - float(masses.sum()) - rest
-        missing.append(max(float(np.max(wanted - found + rounding * wanted)), lost))
+        lost = math.fsum([1.0, -rest, *(-masses).tolist()])  # correctly rounded
+        missing.append(max(float(np.max(wanted - found + rounding * wanted)), lost * (1 + 4 * UNIT) + 4 * UNIT * rest))
     return replace(
         pair,
         upper_only=min(1.0, pair.upper_only + max(missing[0], 0.0)),
