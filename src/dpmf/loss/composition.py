@@ -80,7 +80,7 @@ class Composition:
 
     **Formal guarantees.** With side "upper", `delta` is at least the δ(ε) of the sum of the losses given, and with side
     "lower" at most that. What is composed is the product of the very masses given, which need not add up to one: those
-    of a dominating pair may exceed it by some 1e-14. With T_i the mass of a part, F_i that of its finite losses, and n_i
+    of a dominating pair may exceed it by 1e-14. With T_i the mass of a part, F_i that of its finite losses, and n_i
     its count, the mass of infinite loss is Π T_i^(n_i) − Π F_i^(n_i), computed as the first product times
     1 − Π (1 + (T_i − F_i)/F_i)^(−n_i), in which nothing cancels. T_i and F_i are correct to two units of rounding, and
     both logarithms are moved by more than that, and than the units of their own sums.
