@@ -136,7 +136,7 @@ def cache_file(rng: Rng, index: int, directory: Path) -> Outcome:
         cache.forget()
         with contextlib.redirect_stderr(io.StringIO()):
             return cache.remember(
-                "fuzz", {"n": index}, "none 1", "fuzz", lambda: {k: v.copy() for k, v in truth.items()}
+                "fuzz", {"n": index}, "none 1", "fuzz", lambda: {k: v.copy() for k, v in truth.items()}, bool
             )
 
     before = os.environ.get("DPMF_CACHE_DIR")

@@ -21,7 +21,7 @@ from dpmf.accountants.protocol import (
     directions_of,
     suited,
 )
-from dpmf.accountants.registry import covering, least_of, resolve
+from dpmf.accountants.registry import covering, least_of, resolve, suitable
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -397,7 +397,7 @@ def noise_near(
     relative_tolerance: float,
     quick: bool = False,
     time_budget: float | None = None,
-) -> tuple[float, bool]:
+) -> tuple[float, str, bool]:
     """A noise multiplier near an estimate that guarantees (ε, δ), with few questions; `calibrate` finds the least one.
 
     Args:
@@ -410,7 +410,8 @@ def noise_near(
       time_budget: seconds.
 
     Returns:
-      The noise multiplier, and whether the search came to its end before the time budget did.
+      The noise multiplier, the name of the accountant whose bound met the target there, and whether the search came to
+      its end before the time budget did.
 
     Raises:
       CalibrationError: no noise multiplier was found in time.
@@ -430,3 +431,32 @@ def noise_near(
         return calibration.noise_near(
             members, target_epsilon, target_delta, near, relative_tolerance, quick=quick
         )  # fmt: skip
+
+
+def meets(mechanism: Mechanism, noise_multiplier: float, epsilon: float, delta: float, accountant: str) -> bool:
+    """Whether a noise multiplier found earlier, maybe by other code, gives (ε, δ): one bound is evaluated there.
+
+    Args:
+      mechanism: the strategy and the batching.
+      noise_multiplier: σ.
+      epsilon: ε ≥ 0.
+      delta: δ, strictly between 0 and 1.
+      accountant: the name of the accountant that found it.
+
+    Raises:
+      OutOfTime: the time limit in force did not suffice to tell.
+
+    **Formal guarantees.** Where it says yes, a bound on removing a record, which bounds the other direction too, was
+    evaluated at this noise multiplier, and met the target. The answer is no for names of accountants that prove no
+    bound, or none for this mechanism.
+    """
+    able = [known for known in suitable(mechanism, "bound", "combined") if known.name == accountant]
+    if not able:
+        return False
+    question = _Question(mechanism, able[0], "remove", False, None, None)
+    sigma = mechanism.checked_noise(noise_multiplier)
+    with question.asked() as source:
+        met = source.delta(sigma, epsilon, "remove", delta).value <= delta
+    if question.late and not met:
+        raise budget.OutOfTime(f"there was no time to check noise multiplier {sigma:g}")
+    return met

@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_not_the_result(
     monkeypatch.setenv("DPMF_CACHE_DIR", str(tmp_path / place))
     cache.forget()
     with pytest.warns(cache.CacheWarning, match="not cached on disk"):
-        found = cache.remember("faults", {"place": place}, "none", "test", lambda: {"a": np.arange(3.0)})
+        found = cache.remember("faults", {"place": place}, "none", "test", lambda: {"a": np.arange(3.0)}, bool)
     assert found["a"].tolist() == [0, 1, 2]
     cache.forget()
 
@@ -126,14 +126,14 @@ def test_a_full_disk_costs_the_cache_not_the_result(cache_dir: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.warns(cache.CacheWarning, match="No space left on device"):
-        cache.remember("faults", {"n": 1}, "none", "test", lambda: {"a": np.arange(3.0)})
+        cache.remember("faults", {"n": 1}, "none", "test", lambda: {"a": np.arange(3.0)}, bool)
     assert list(cache_dir.iterdir()) == []
 
 
 def test_a_cache_file_cut_anywhere_is_never_read(cache_dir: Path) -> None:
     def remember(value: float) -> list[float]:
         cache.forget()
-        return cache.remember("faults", {"n": 2}, "none", "test", lambda: {"a": np.array([value])})["a"].tolist()
+        return cache.remember("faults", {"n": 2}, "none", "test", lambda: {"a": np.array([value])}, bool)["a"].tolist()
 
     assert remember(1.0) == [1.0]
     (file,) = cache_dir.iterdir()

@@ -61,8 +61,9 @@ def design(
     Returns:
       A `Design`.
 
-    **Formal guarantees.** The noise multiplier of `best` has those of `dpmf.calibrate`. Other options say whether
-    theirs is certified. The search itself guarantees nothing about mechanisms that it did not consider.
+    **Formal guarantees.** The noise multiplier of `best` has those of `dpmf.calibrate`; so has one from the cache
+    directory, where its bound is evaluated once more before it is used. Other options say whether theirs is certified.
+    The search itself guarantees nothing about mechanisms that it did not consider.
     """
     if batches_per_epoch is None:
         if dataset_size is None or batch_size is None:

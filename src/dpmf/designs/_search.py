@@ -9,7 +9,9 @@ Work is done in steps, each for one candidate, and what is best done next is dec
 | quick | a σ near the sampled one that rough bounds guarantee, about a percent too large | seconds |
 | fine | the same from fine bounds, and a lower bound on σ | up to a minute |
 
-Results are kept in the cache directory, so that a search that was interrupted goes on where it was.
+Results are kept in the cache directory, so that a search that was interrupted goes on where it was. What is read there
+is a hint: σ is used after the accountant that found it has met the target there once more, and a lower bound after it
+has missed it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from dpmf import api, budget, lower_bounds, progress
-from dpmf._version import __version__
 from dpmf.batching import Poisson
 from dpmf.designs._candidates import Candidate
 from dpmf.designs._crew import Crew
@@ -48,7 +49,6 @@ _ALIKE = 0.99  # by how much the looseness of bounds may differ between candidat
 _SHARE = 0.6  # the part of the time left that one slow guarantee may take
 _LOWER_SECONDS = 10.0
 _USUAL_SECONDS = {"exact": 2.0, "estimate": 1.5, "quick": 6.0, "fine": 15.0}  # before there are any to learn from
-_VERSION = 5  # to be raised whenever accountants give other numbers at the same version of dpmf
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _work(task: _Task) -> _Found:
     try:
         with quiet:
             found = _STEPS[task.step](task)
-    except (ValueError, RuntimeError, np.linalg.LinAlgError) as reason:
+    except (ValueError, RuntimeError, np.linalg.LinAlgError, budget.OutOfTime) as reason:
         found = _Found(problem=f"{name}: {reason}", unfinished=time.time() >= task.ends)
     return replace(found, seconds=time.time() - start)
 
@@ -251,7 +251,7 @@ def _estimated(task: _Task) -> _Found:
 
 
 def _certified(task: _Task) -> _Found:
-    """The option with a guaranteed noise multiplier, from the cache directory if it is there."""
+    """The option with a guaranteed noise multiplier, from the cache directory if one is there that meets the target."""
     mechanism, sampled = _mechanism(task)
     epsilon, delta = task.target
     strategy, batching = mechanism.strategy, mechanism.batching
@@ -263,17 +263,27 @@ def _certified(task: _Task) -> _Found:
     }  # fmt: skip
 
     def compute() -> cache.Values:
-        sigma, finished = _noise(mechanism, sampled, task)
+        sigma, accountant, finished = _noise(mechanism, sampled, task)
         if not finished:
             raise _Unfinished(sigma)
         lower = 0.0 if task.step == "quick" else _lower(mechanism, task)
-        return {"noise_multiplier": np.array([sigma]), "lower": np.array([lower])}
+        return {accountant: np.array([sigma, lower])}
+
+    def holds(values: cache.Values) -> bool:
+        ((accountant, (sigma, lower)),) = values.items()
+        with budget.time_limit(task.ends - time.time()):
+            met = api.meets(mechanism, sigma, epsilon, delta, accountant)
+            with budget.time_limit(_LOWER_SECONDS):
+                met = met and (not lower or lower_bounds.lower_delta(mechanism, lower, epsilon) > delta)
+            if not met:
+                budget.check()  # a bound that time did not allow says nothing about what was read
+        return met
 
     try:
-        values = cache.remember("certified", key, f"dpmf {__version__}.{_VERSION}", None, compute)
+        values = cache.remember("certified", key, "", None, compute, holds)
     except _Unfinished as early:  # it is a guarantee all the same, but not the last word
         return _Found(_option(mechanism, task.workload, early.noise_multiplier, None, certified=True), unfinished=True)
-    sigma, lower = (float(values[name][0]) for name in ("noise_multiplier", "lower"))
+    ((sigma, lower),) = (found.tolist() for found in values.values())
     return _Found(_option(mechanism, task.workload, sigma, lower or None, certified=True))
 
 
@@ -282,8 +292,8 @@ _STEPS: dict[Step, Callable[[_Task], _Found]] = {
 }  # fmt: skip
 
 
-def _noise(mechanism: Mechanism, sampled: float | None, task: _Task) -> tuple[float, bool]:
-    """A guaranteed noise multiplier, and whether the search for it came to its end."""
+def _noise(mechanism: Mechanism, sampled: float | None, task: _Task) -> tuple[float, str, bool]:
+    """A guaranteed noise multiplier, whose bound guarantees it, and whether the search for it came to its end."""
     epsilon, delta = task.target
     seconds = task.ends - time.time() if math.isfinite(task.ends) else None
     tolerance = _TOLERANCES[task.step]
@@ -296,7 +306,8 @@ def _noise(mechanism: Mechanism, sampled: float | None, task: _Task) -> tuple[fl
         mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=tolerance, time_budget=seconds,
         near=sampled,
     )  # fmt: skip
-    return found.noise_multiplier, not any(details.get("budget_exhausted") for details in found.details.values())
+    finished = not any(details.get("budget_exhausted") for details in found.details.values())
+    return found.noise_multiplier, found.accountant, finished
 
 
 class _Unfinished(Exception):

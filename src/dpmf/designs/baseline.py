@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpmf import api
-from dpmf._version import __version__
 from dpmf.batching import BallsInBins, Batching, Poisson, reshuffled
 from dpmf.mechanism import Mechanism
 from dpmf.strategies import cache
@@ -16,7 +14,6 @@ from dpmf.strategies.closed_form import dpsgd
 from dpmf.workloads import IterateError, Workload, error
 
 _TOLERANCE = 1e-3
-_VERSION = 1  # to be raised whenever accountants give other numbers at the same version of dpmf
 
 
 class ErrorBeside(NamedTuple):
@@ -69,7 +66,7 @@ def error_beside(
 
 
 def independent_noise(mechanism: Mechanism, target_epsilon: float, target_delta: float) -> float:
-    """A guaranteed noise multiplier of DP-SGD, from the cache directory if it is there."""
+    """A guaranteed noise multiplier of DP-SGD, from the cache directory if one is there that meets the target."""
     accountant = "best" if isinstance(mechanism.batching, Poisson) else "lattice"
 
     def compute() -> cache.Values:
@@ -79,8 +76,10 @@ def independent_noise(mechanism: Mechanism, target_epsilon: float, target_delta:
         )  # fmt: skip
         return {"noise_multiplier": np.array([found.noise_multiplier])}
 
+    def holds(values: cache.Values) -> bool:
+        return api.meets(mechanism, values["noise_multiplier"][0], target_epsilon, target_delta, accountant)
+
     key: dict[str, cache.Parameter] = {
         "batching": repr(mechanism.batching), "epsilon": float(target_epsilon).hex(), "delta": float(target_delta).hex()
     }  # fmt: skip
-    values = cache.remember("independent", key, f"dpmf {__version__}.{_VERSION}", None, compute)
-    return math.nextafter(float(values["noise_multiplier"][0]), math.inf)
+    return float(cache.remember("independent", key, "", None, compute, holds)["noise_multiplier"][0])

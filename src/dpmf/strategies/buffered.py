@@ -6,13 +6,14 @@ C⁻¹z is streamed with one array per buffer: y_t = z_t − Σ_i s_i·B_i, and 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpmf.errors import ArgumentError
 from dpmf.numerics import UNIT, Array
-from dpmf.strategies.base import ToeplitzStrategy
+from dpmf.strategies.base import ToeplitzStrategy, invert_series
 
 _ROUNDING = 1e-12  # coefficients above −1e-12 times the largest one are negative by rounding only
 
@@ -23,6 +24,27 @@ def fault_of(column: Array) -> str | None:
         return "coefficients that are not finite, or start with 0"
     least = float(column.min())
     return f"a negative coefficient ({least:.3g})" if least < -_ROUNDING * float(column.max()) else None
+
+
+def fault_in(values: Mapping[str, Array], n: int, most: int) -> str | None:
+    """Say why accounting cannot use what an optimiser, or a file, gives for n iterations; None if it can.
+
+    Args:
+      values: the coefficients of C or of C⁻¹, or the buffers of C, by the names that the cache has for them. What is
+        named "estimate" is none.
+      n: the number of iterations.
+      most: how many coefficients or buffers there may be.
+    """
+    if any(len(array) > most for name, array in values.items() if name != "estimate"):
+        return f"more than {most} numbers"
+    if "strategy_coef" in values:
+        return fault_of(values["strategy_coef"])
+    if "buf_decay" in values:
+        return fault_of(buffered_coef(values["buf_decay"], values["output_scale"], n))
+    noising = values["noising_coef"]  # Theorem 1 of docs/theory/floating-point.md rests on this
+    if noising[0] == 1 and np.all(noising[1:] <= 0) and -noising[1:].sum() <= 1 + _ROUNDING:
+        return fault_of(invert_series(noising, n))
+    return "coefficients of the inverse that are not 1 and then at most 0, with a sum of at least 0"
 
 
 def buffered_coef(decay: Array, scale: Array, n: int) -> Array:

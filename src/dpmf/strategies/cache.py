@@ -1,13 +1,15 @@
 """Disk cache for optimised strategies, and the line that says that one is being optimised.
 
-There is one small JSON file per strategy, named by a digest of everything it depends on. A file that is damaged or not
-ours is ignored and written again. A directory that cannot be written costs one warning, never the result. Processes
-that want the same strategy at the same time wait for the first of them (`_lock`).
+There is one small JSON file per strategy, named by a digest of everything it depends on. What a file says is a hint:
+whoever asks for it checks it (`holds`), and a file that does not pass, is damaged or not ours is written again. A
+directory that cannot be written costs one warning, never the result. Processes that want the same strategy at the same
+time wait for the first of them (`_lock`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -28,7 +30,6 @@ from dpmf.strategies._lock import exclusive
 Values: TypeAlias = dict[str, Array]
 Parameter: TypeAlias = int | str | None
 
-FORMAT = 1
 _MEMO_SIZE = 128
 
 _memo: dict[str, Values] = {}
@@ -49,31 +50,41 @@ def directory() -> Path:
     return Path.home() / ".cache" / "dpmf"
 
 
+@functools.cache
+def code() -> str:
+    """Return a digest of the code of all strategies, which names the optimisers in it."""
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(map(Path.read_bytes, sources))).hexdigest()
+
+
 def remember(
-    kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str | None, compute: Callable[[], Values]
-) -> Values:
+    kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str | None, compute: Callable[[], Values],
+    holds: Callable[[Values], bool],
+) -> Values:  # fmt: skip
     """Return the value of `compute()`, from memory or disk if it is there already.
 
     Args:
       kind: which optimisation this is; the file's name starts with it.
       parameters: everything the result depends on.
-      optimiser: name and version of the code that does the work.
+      optimiser: the code that does the work; empty where `holds` proves what another code has found.
       label: what to call the work on the progress line; None for no line.
-      compute: returns named arrays of finite numbers.
+      compute: returns named arrays of numbers.
+      holds: whether arrays that were read may be used; the file is removed if not. Arrays of other names and shapes
+        than those of `compute` may make it raise a ValueError, LookupError or TypeError.
 
     Returns:
       The named arrays, read-only.
     """
-    key = {"format": FORMAT, "kind": kind, "parameters": dict(parameters), "optimiser": optimiser}
+    key = {"kind": kind, "parameters": dict(parameters), "optimiser": optimiser}
     digest = _digest(key)
     values = _memo.get(digest)
     if values is None:
         path = _file(f"{kind}-{digest[:32]}.json")
-        values = _read(path, key)
+        values = _read(path, key, holds)
         if values is None:
             waiting = f"dpmf: waiting for another process that is optimising {label}\n" if label else ""
             with exclusive(path, lambda: _say(waiting)):
-                values = _read(path, key)  # another process may have written it meanwhile
+                values = _read(path, key, holds)  # another process may have written it meanwhile
                 if values is None:
                     with _progress(label) if label else contextlib.nullcontext():
                         values = compute()
@@ -104,16 +115,20 @@ def _file(name: str) -> Path | None:
         return None
 
 
-def _read(path: Path | None, key: Mapping[str, Any]) -> Values | None:
+def _read(path: Path | None, key: Mapping[str, Any], holds: Callable[[Values], bool]) -> Values | None:
     if path is None:
         return None
     try:
         record = json.loads(path.read_bytes())
         if record["key"] != key or record["checksum"] != _digest([record["key"], record["values"]]):
             return None
-        return {name: _decode(numbers) for name, numbers in record["values"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+        values = {name: _decode(numbers) for name, numbers in record["values"].items()}
+        if holds(values):
+            return values
+        path.unlink()  # so that it is not checked again
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    return None
 
 
 def _decode(numbers: list[str]) -> Array:

@@ -18,15 +18,14 @@ import numpy as np
 from dpmf import errors, validation
 from dpmf.numerics import Array
 from dpmf.strategies import cache
-from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, invert_series, pad_or_cut
-from dpmf.strategies.buffered import BufferedStrategy, buffered_coef, fault_of
+from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, pad_or_cut
+from dpmf.strategies.buffered import BufferedStrategy, fault_in
 
 if TYPE_CHECKING:
     from dpmf.batching import AnyBatching
 
 _ERRORS = ("max", "mean")
 _MAX_BUFFERS = 15  # jax-privacy refuses more: the optimisation is no longer stable
-_BANDINVMF_VERSION = 1  # to be raised whenever banded_inverse gives other numbers
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,11 @@ class BandMF(_Optimised):
             with _jax_double("BandMF"):
                 from jax_privacy.matrix_factorization import toeplitz
 
-                coef = np.array(toeplitz.optimize_banded_toeplitz(n, bands), dtype=np.float64)
-            _check(self.name, coef)
-            return {"strategy_coef": np.maximum(coef, 0.0)}  # what is left below zero is rounding
+                return {"strategy_coef": np.array(toeplitz.optimize_banded_toeplitz(n, bands), dtype=np.float64)}
 
-        found = _remember("bandmf", self.name, {"n": n, "bands": bands}, compute)
-        return pad_or_cut(found["strategy_coef"], iterations)
+        found = _remember("bandmf", self.name, n, bands, {"bands": bands}, compute)
+        # What is left below zero is rounding.
+        return pad_or_cut(np.maximum(found["strategy_coef"], 0.0), iterations)
 
 
 @dataclass(frozen=True)
@@ -139,13 +137,12 @@ class BLT(_OptimisedForSchedule, BufferedStrategy):
                     ) from error
                 decay = np.array(blt.buf_decay, dtype=np.float64)
                 scale = np.array(blt.output_scale, dtype=np.float64)
-            _check(self.name, buffered_coef(decay, scale, n))
             return {"buf_decay": decay, "output_scale": scale}
 
         parameters: dict[str, cache.Parameter] = {
-            "n": n, "min_sep": min_sep, "participations": k, "buffers": self.d, "error": self.error
+            "min_sep": min_sep, "participations": k, "buffers": self.d, "error": self.error
         }  # fmt: skip
-        found = _remember("blt", self.name, parameters, compute)
+        found = _remember("blt", self.name, n, self.d or _MAX_BUFFERS, parameters, compute)
         return found["buf_decay"], found["output_scale"]
 
 
@@ -176,16 +173,14 @@ class BandInvMF(_OptimisedForSchedule, InverseToeplitzStrategy):
         def compute() -> cache.Values:
             from dpmf.strategies.banded_inverse import optimise_noising_coef
 
-            coef = optimise_noising_coef(n, bands, min_sep, k, self.error)
-            _check(self.name, invert_series(coef, n))
-            return {"noising_coef": coef}
+            return {"noising_coef": optimise_noising_coef(n, bands, min_sep, k, self.error)}
 
         parameters: dict[str, cache.Parameter] = {
-            "n": n, "min_sep": min_sep, "participations": k, "bands": bands, "error": self.error
+            "min_sep": min_sep, "participations": k, "bands": bands, "error": self.error
         }  # fmt: skip
-        version = f"dpmf {_BANDINVMF_VERSION}, scipy {_version('scipy')}"
-        label = f"{self.name} for N={n}"
-        return pad_or_cut(cache.remember("bandinvmf", parameters, version, label, compute)["noising_coef"], iterations)
+        version = f"{cache.code()}, scipy {_version('scipy')}"
+        found = _remember("bandinvmf", self.name, n, bands, parameters, compute, version)
+        return pad_or_cut(found["noising_coef"], iterations)
 
 
 def bandmf(bandwidth: int, *, iterations: int | None = None) -> BandMF:
@@ -265,11 +260,6 @@ def _suffix(error: str, usual: str) -> str:
     return "" if error == usual else f", {error} error"
 
 
-def _check(name: str, column: Array) -> None:
-    if fault := fault_of(column):
-        raise RuntimeError(f"the optimiser failed for {name}: it gave {fault}")
-
-
 def _version(package: str) -> str:
     from importlib.metadata import version
 
@@ -277,14 +267,26 @@ def _version(package: str) -> str:
 
 
 def _remember(
-    kind: str, name: str, parameters: dict[str, cache.Parameter], compute: Callable[[], cache.Values]
-) -> cache.Values:
-    """Call `cache.remember` for what jax-privacy computes. A cached result does not import it."""
-    try:
-        version = f"jax-privacy {_version('jax-privacy')}"
-    except ImportError:
-        raise errors.missing_extra("jax-privacy", "jax", name.split("(")[0]) from None
-    return cache.remember(kind, parameters, version, f"{name} for N={parameters['n']}", compute)
+    kind: str, name: str, n: int, most: int, parameters: dict[str, cache.Parameter],
+    compute: Callable[[], cache.Values], optimiser: str | None = None,
+) -> cache.Values:  # fmt: skip
+    """Call `cache.remember` for at most so many numbers. What jax-privacy has computed does not import it."""
+    if optimiser is None:
+        try:
+            optimiser = f"jax-privacy {_version('jax-privacy')}"
+        except ImportError:
+            raise errors.missing_extra("jax-privacy", "jax", name.split("(")[0]) from None
+
+    def checked() -> cache.Values:
+        values = compute()
+        if fault := fault_in(values, n, most):
+            raise RuntimeError(f"the optimiser failed for {name}: it gave {fault}")
+        return values
+
+    return cache.remember(
+        kind, {"n": n, **parameters}, optimiser, f"{name} for N={n}", checked,
+        lambda values: fault_in(values, n, most) is None,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

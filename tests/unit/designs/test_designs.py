@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import run
+from forging import forge, values_in
 
 import dpmf
-from dpmf import designs, strategies, workloads
-from dpmf.batching import Poisson
+from dpmf import api, budget, designs, strategies, workloads
+from dpmf.accountants.combined.least import Least
+from dpmf.batching import BallsInBins, Poisson, reshuffled
 from dpmf.designs import _search, shown
 from dpmf.designs._candidates import candidates
+from dpmf.designs.baseline import independent_noise
 from dpmf.strategies import cache
 
 SHAPE = {"epochs": 2, "batches_per_epoch": 4}
@@ -242,3 +247,146 @@ def test_verify_shows_the_error() -> None:
         "1e-4", "--samples", "2000", "--workload", "prefix",
     )  # fmt: skip
     assert "Error of the noise in the model (prefix sums" in done.stdout
+
+
+# --- what is read from disk is a hint --------------------------------------------------------------------------------
+
+TARGET = (4.0, 1e-4)
+
+
+def _task(step: str = "fine") -> _search._Task:
+    candidate = next(c for c in candidates(2, 4, batchings=["fixed"], bandwidths=[2]) if c.family == "banded")
+    return _search._Task(step, candidate, workloads.prefix(), TARGET, math.inf)  # type: ignore[arg-type]
+
+
+def _certified(task: _search._Task) -> tuple[float, float | None]:
+    cache.forget()
+    option = _search._certified(task).option
+    assert option is not None
+    return option.noise_multiplier, option.lower
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[float, float | None]]:
+    """A directory with a fine answer, and the answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("proved")
+        patch.setenv("DPMF_CACHE_DIR", str(place))
+        return place, _certified(_task())
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Searches for σ fail, and evaluations of bounds are counted."""
+    calls: list[float] = []
+    evaluate = Least.delta
+
+    def counted(self: Least, noise_multiplier: float, *arguments: object) -> object:
+        calls.append(noise_multiplier)
+        return evaluate(self, noise_multiplier, *arguments)  # type: ignore[arg-type]
+
+    def begin() -> int:
+        monkeypatch.setattr(Least, "delta", counted)
+        for name in ("calibrate", "noise_near"):
+            monkeypatch.setattr(api, name, None)
+        monkeypatch.setattr(_search.lower_bounds, "lower_noise_multiplier", None)
+        return len(calls)
+
+    begin.calls = calls  # type: ignore[attr-defined]
+    return begin
+
+
+@pytest.mark.parametrize("step", ["quick", "fine"])
+def test_a_noise_multiplier_that_still_holds_costs_one_evaluation(
+    cache_dir: Path, no_search: Callable[[], int], step: str
+) -> None:
+    task = _task(step)
+    found = _certified(task)
+    (path,) = cache_dir.glob("certified-*.json")
+    written = path.read_bytes()
+    no_search()
+    assert _certified(task) == found
+    assert no_search.calls == [found[0]]  # type: ignore[attr-defined]
+    assert path.read_bytes() == written
+
+
+def _scaled(sigma: float = 1.0, lower: float = 1.0) -> Callable[[dict[str, list[float]]], dict[str, list[float]]]:
+    return lambda values: {name: [sigma * kept[0], lower * kept[1]] for name, kept in values.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _scaled(sigma=0.1),
+        _scaled(sigma=0.97),  # what code with a fault might have written
+        _scaled(sigma=math.nan),
+        _scaled(sigma=0.0),
+        _scaled(lower=2.0),
+        _scaled(lower=math.nan),
+        lambda values: {"monte-carlo": next(iter(values.values()))},
+        lambda values: {"nobody": [100.0, 0.0]},
+        lambda values: {**values, "best": [0.1, 0.0]},
+        lambda values: {name: kept[:1] for name, kept in values.items()},
+        lambda values: {"noise_multiplier": [0.1], "lower": [0.05]},
+    ],
+)
+def test_an_edited_noise_multiplier_is_found_anew(
+    cache_dir: Path,
+    proved: tuple[Path, tuple[float, float | None]],
+    change: Callable[[dict[str, list[float]]], dict[str, list[float]]],
+) -> None:
+    place, found = proved
+    shutil.copytree(place, cache_dir, dirs_exist_ok=True)
+    (path,) = cache_dir.glob("certified-*.json")
+    good = values_in(path)
+    forge(path, change)
+    assert _certified(_task()) == pytest.approx(found, rel=1e-9)
+    assert values_in(path) == {name: pytest.approx(kept, rel=1e-9) for name, kept in good.items()}
+
+
+def test_a_check_that_time_does_not_allow_keeps_the_file(cache_dir: Path) -> None:
+    task = _task()
+    found = _certified(task)
+    (path,) = cache_dir.glob("certified-*.json")
+    written = path.read_bytes()
+    with pytest.raises(budget.OutOfTime):
+        _certified(replace(task, ends=0.0))
+    assert path.read_bytes() == written
+    assert _certified(task) == found
+
+
+def test_the_time_of_a_search_includes_checks(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that ends within a check is said to be what a step was short of, and the search ends."""
+    task = replace(_task(), ends=1e12)
+    _certified(task)
+
+    def late(*_: object) -> bool:
+        monkeypatch.setattr(_search.time, "time", lambda: 2e12)
+        raise budget.OutOfTime("there was no time to check noise multiplier 1")
+
+    monkeypatch.setattr(api, "meets", late)
+    cache.forget()
+    found = _search._work(task)
+    assert found.option is None
+    assert found.unfinished
+    assert found.problem.endswith("there was no time to check noise multiplier 1")
+
+
+@pytest.mark.parametrize("batching", [Poisson(2, 4), reshuffled(2, 4), BallsInBins(1, 8)], ids=str)
+def test_independent_noise_is_checked_where_it_is_read(
+    cache_dir: Path, no_search: Callable[[], int], batching: dpmf.batching.Batching
+) -> None:
+    def asked() -> float:
+        cache.forget()
+        return independent_noise(dpmf.Mechanism(strategies.dpsgd(), batching), *TARGET)
+
+    found = asked()
+    (path,) = cache_dir.glob("independent-*.json")
+    written = path.read_bytes()
+    for factor in (0.1, 0.99, math.nan):
+        forge(path, lambda values, factor=factor: {name: [factor * kept[0]] for name, kept in values.items()})
+        assert asked() == found
+        assert path.read_bytes() == written
+    no_search()
+    assert asked() == found
+    assert no_search.calls == [found]  # type: ignore[attr-defined]

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forging import forge
 from waiting import until
 
+import dpmf
 from dpmf import progress, strategies
 from dpmf.strategies import _lock, cache
 
@@ -36,7 +38,7 @@ class Counter:
 
 
 def remember(compute: Callable[[], cache.Values], optimiser: str = "o 1", kind: str = "k", **parameters: Any) -> Any:
-    return cache.remember(kind, parameters, optimiser, "Work for N=1", compute)["a"].tolist()
+    return cache.remember(kind, parameters, optimiser, "Work for N=1", compute, bool)["a"].tolist()
 
 
 def test_cache_keeps_values_bit_for_bit(cache_dir: Path) -> None:
@@ -48,7 +50,7 @@ def test_cache_keeps_values_bit_for_bit(cache_dir: Path) -> None:
     assert compute.calls == 1
     assert first == [0.1, 1 / 3, 5e-324]
     with pytest.raises(ValueError, match="read-only"):
-        cache.remember("k", {"n": 1}, "o 1", "", compute)["a"][0] = 2
+        cache.remember("k", {"n": 1}, "o 1", "", compute, bool)["a"][0] = 2
     assert [path.suffix for path in cache_dir.iterdir()] == [".json"]
 
 
@@ -106,7 +108,7 @@ def _edit(change: Callable[[Any], object]) -> Callable[[Path], object]:
         lambda path: path.write_text(path.read_text().replace("0x1.9", "0x1.8")),
         _edit(lambda record: record["values"].update(a=["0x1p0"])),
         _edit(lambda record: record["values"].update(a="x")),
-        _edit(lambda record: record["key"].update(format=99)),
+        _edit(lambda record: record["key"].update(kind="j")),
         _edit(lambda record: record.pop("checksum")),
     ],
 )
@@ -120,6 +122,98 @@ def test_a_damaged_or_foreign_cache_file_is_replaced(cache_dir: Path, damage: Ca
     assert remember(compute, n=1)[0] == 0.1
     assert compute.calls == 1
     assert path.read_bytes() == good
+
+
+def test_what_was_read_is_used_only_if_it_holds(cache_dir: Path) -> None:
+    asked: list[float] = []
+
+    def remembered(compute: Counter, answer: bool) -> float:
+        def holds(values: cache.Values) -> bool:
+            asked.append(float(values["a"][0]))
+            return answer
+
+        cache.forget()
+        return float(cache.remember("k", {"n": 1}, "o 1", None, compute, holds)["a"][0])
+
+    assert remembered(Counter(1.0), True) == 1.0  # computed here, so nobody needs to ask
+    assert remembered(Counter(2.0), True) == 1.0
+    assert remembered(Counter(2.0), False) == 2.0
+    assert asked == [1.0, 1.0]  # what did not hold is not asked about again
+    assert remembered(Counter(3.0), True) == 2.0
+
+
+@pytest.mark.parametrize("values", [{}, {"b": [1.0]}, {"a": []}])
+def test_values_of_other_shapes_are_computed_anew(cache_dir: Path, values: dict[str, list[float]]) -> None:
+    remember(Counter(), n=1)
+    (path,) = cache_dir.iterdir()
+    forge(path, lambda _: values)
+    cache.forget()
+    found = cache.remember("k", {"n": 1}, "o 1", None, Counter(0.7), lambda values: bool(values["a"][0]))
+    assert found["a"][0] == 0.7
+
+
+def _optimised(**options: object) -> strategies.base.ToeplitzStrategy:
+    return strategies.optimised(dpmf.BallsInBins(1, 6), dpmf.workloads.prefix(), (4.0, 1e-4), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: strategies.bandinvmf(3), {"noising_coef": [1.0, 0.5, -0.1]}),
+        (lambda: strategies.bandinvmf(3), {"noising_coef": [1.0, -0.9, -0.9]}),
+        (lambda: strategies.bandinvmf(3), {"noising_coef": [0.9, -0.5, -0.1]}),
+        (lambda: strategies.bandinvmf(3), {"noising_coef": [1.0, float("nan"), 0.0]}),
+        (lambda: strategies.bandinvmf(3), {"noising_coef": [1.0, -0.5, -0.1, -0.1]}),
+        (lambda: strategies.bandinvmf(3), {"strategy_coef": [1.0]}),
+        (lambda: strategies.bandinvmf(3), {"noising_coef": []}),
+        (lambda: strategies.bandmf(3), {"strategy_coef": [1.0, -0.5, 0.1]}),
+        (lambda: strategies.bandmf(3), {"strategy_coef": [0.0, 0.5, 0.1]}),
+        (lambda: strategies.bandmf(3), {"strategy_coef": [1.0, 0.5, 0.1, 0.1]}),
+        (lambda: strategies.blt(1), {"buf_decay": [float("inf")], "output_scale": [0.5]}),
+        (lambda: strategies.blt(1), {"buf_decay": [0.5], "output_scale": [-0.5]}),
+        (lambda: strategies.blt(1), {"buf_decay": [0.5], "output_scale": [0.5, 0.5]}),
+        (lambda: strategies.blt(1), {"buf_decay": [0.5, 0.5], "output_scale": [0.5, 0.5]}),
+        (lambda: _optimised(bandwidth=2), {"strategy_coef": [1.0, -0.5]}),
+        (lambda: _optimised(bandwidth=2), {"strategy_coef": [1.0, 0.5, 0.5]}),
+        (lambda: _optimised(bandwidth=2), {"estimate": [0.0, 1.0]}),
+        (lambda: _optimised(bandwidth=2), {"estimate": [1.0]}),
+        (lambda: _optimised(family="inverse", bandwidth=2), {"noising_coef": [1.0, 0.5]}),
+        (lambda: _optimised(buffers=1), {"buf_decay": [float("nan")]}),
+    ],
+)
+def test_coefficients_that_accounting_cannot_use_are_found_anew(
+    cache_dir: Path, make: Callable[[], strategies.base.ToeplitzStrategy], change: dict[str, list[float]]
+) -> None:
+    found = make().strategy_coef(6).tolist()
+    (path,) = cache_dir.iterdir()
+    good = path.read_bytes()
+    cache.forget()
+    assert make().strategy_coef(6).tolist() == found
+    forge(
+        path, lambda values: {name: change.get(name, kept) for name, kept in values.items() if set(change) & {*values}}
+    )
+    cache.forget()
+    assert make().strategy_coef(6).tolist() == found
+    assert path.read_bytes() == good
+
+
+def test_coefficients_of_other_code_are_not_read(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies.bandinvmf(2).strategy_coef(10)
+    strategies.optimised(dpmf.BallsInBins(1, 2), dpmf.workloads.prefix(), (4.0, 1e-4), bandwidth=2).estimate()
+    before = set(cache_dir.iterdir())
+    monkeypatch.setattr(cache, "code", lambda: "other code")
+    cache.forget()
+    strategies.bandinvmf(2).strategy_coef(10)
+    strategies.optimised(dpmf.BallsInBins(1, 2), dpmf.workloads.prefix(), (4.0, 1e-4), bandwidth=2).estimate()
+    assert len(set(cache_dir.iterdir()) - before) == len(before) == 2
+
+
+def test_the_code_of_strategies_is_what_their_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = cache.code.__wrapped__()
+    assert now == cache.code()
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "banded_inverse.py"))
+    assert cache.code.__wrapped__() != now
 
 
 def test_an_unwritable_cache_warns_once_and_works(
@@ -258,7 +352,7 @@ def compute():
         time.sleep(0.01)
     return {"a": np.array([float(sys.argv[2])])}
 
-print(cache.remember("k", {"n": 1}, "o 1", "Work", compute)["a"].tolist())
+print(cache.remember("k", {"n": 1}, "o 1", "Work", compute, bool)["a"].tolist())
 """
 
 

@@ -21,7 +21,7 @@ from dpmf.strategies import cache
 from dpmf.strategies.amplified import _families
 from dpmf.strategies.amplified._search import Throw, search
 from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, pad_or_cut
-from dpmf.strategies.buffered import BufferedStrategy
+from dpmf.strategies.buffered import BufferedStrategy, fault_in
 from dpmf.strategies.settling import Loss, loss_of_noising, settled_loss
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dpmf.workloads import Workload
 
 FAMILIES = ("toeplitz", "banded", "power", "geometric", "inverse", "blt")
-_VERSION = 3  # to be raised whenever the search gives other numbers
 _MAX_BINS = 2048  # of more bins only so many are sampled; the best coefficients hardly depend on their number
 _MAX_BUFFERS = 15
 _SHORT = np.array([0.45, 1.2])  # of (1 − λx)^(−a): a, and −log(1 − λ)
@@ -40,7 +39,8 @@ _NAMES = {"toeplitz": "Toeplitz", "inverse": "banded inverse", "blt": "BLT"}
 class SampledError(NamedTuple):
     """What the search expects: an estimate of σ by sampling, and the root mean square error with it. No guarantee.
 
-    Both are NaN where bins are so far apart that error × norm was minimised, without an estimate of σ.
+    Both are NaN where bins are so far apart that error × norm was minimised, without an estimate of σ. What was read
+    from the cache is not sampled again.
     """
 
     noise_multiplier: float
@@ -90,7 +90,12 @@ class _Amplified(ToeplitzStrategy):
         }  # fmt: skip
         what = self.name.removeprefix("optimised ")
         label = f"{what} for {self.batching.name}, {self.workload.name}, ε = {self.epsilon:g}"
-        return cache.remember("optimised", parameters, f"dpmf {_VERSION}", label, self._search)
+
+        def holds(values: cache.Values) -> bool:
+            possible = not min(SampledError(*values["estimate"])) <= 0  # it may be NaN
+            return possible and fault_in(values, self.batching.iterations, self.size) is None
+
+        return cache.remember("optimised", parameters, cache.code(), label, self._search, holds)
 
     def estimate(self) -> SampledError:
         """Return what the search expects of the strategy, by sampling."""
