@@ -276,37 +276,37 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[float,
 
 
 @pytest.fixture
-def no_search(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Searches for σ fail, and evaluations of bounds are counted."""
-    calls: list[float] = []
+def without_search(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[float]]:
+    """Once it is called, searches for σ fail, and the σ at which bounds are evaluated are noted."""
     evaluate = Least.delta
 
-    def counted(self: Least, noise_multiplier: float, *arguments: object) -> object:
-        calls.append(noise_multiplier)
-        return evaluate(self, noise_multiplier, *arguments)  # type: ignore[arg-type]
+    def begin() -> list[float]:
+        evaluated: list[float] = []
 
-    def begin() -> int:
-        monkeypatch.setattr(Least, "delta", counted)
+        def noted(self: Least, noise_multiplier: float, *arguments: object) -> object:
+            evaluated.append(noise_multiplier)
+            return evaluate(self, noise_multiplier, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Least, "delta", noted)
         for name in ("calibrate", "noise_near"):
             monkeypatch.setattr(api, name, None)
         monkeypatch.setattr(_search.lower_bounds, "lower_noise_multiplier", None)
-        return len(calls)
+        return evaluated
 
-    begin.calls = calls  # type: ignore[attr-defined]
     return begin
 
 
 @pytest.mark.parametrize("step", ["quick", "fine"])
 def test_a_noise_multiplier_that_still_holds_costs_one_evaluation(
-    cache_dir: Path, no_search: Callable[[], int], step: str
+    cache_dir: Path, without_search: Callable[[], list[float]], step: str
 ) -> None:
     task = _task(step)
     found = _certified(task)
     (path,) = cache_dir.glob("certified-*.json")
     written = path.read_bytes()
-    no_search()
+    evaluated = without_search()
     assert _certified(task) == found
-    assert no_search.calls == [found[0]]  # type: ignore[attr-defined]
+    assert evaluated == [found[0]]
     assert path.read_bytes() == written
 
 
@@ -374,7 +374,7 @@ def test_the_time_of_a_search_includes_checks(cache_dir: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("batching", [Poisson(2, 4), reshuffled(2, 4), BallsInBins(1, 8)], ids=str)
 def test_independent_noise_is_checked_where_it_is_read(
-    cache_dir: Path, no_search: Callable[[], int], batching: dpmf.batching.Batching
+    cache_dir: Path, without_search: Callable[[], list[float]], batching: dpmf.batching.Batching
 ) -> None:
     def asked() -> float:
         cache.forget()
@@ -387,6 +387,6 @@ def test_independent_noise_is_checked_where_it_is_read(
         forge(path, lambda values, factor=factor: {name: [factor * kept[0]] for name, kept in values.items()})
         assert asked() == found
         assert path.read_bytes() == written
-    no_search()
+    evaluated = without_search()
     assert asked() == found
-    assert no_search.calls == [found]  # type: ignore[attr-defined]
+    assert evaluated == [found]
