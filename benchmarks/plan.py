@@ -80,14 +80,10 @@ def main() -> None:
         noise.feed(add)
         times.append(time.process_time() - start)
     print(f"CPU, one thread per rank: {min(times):.2f} s of processor time per step")
-    # torch's operations move one normal, two numbers for the oldest row, three for each other row and the normals, and
-    # three for the gradient. One kernel for everything would read and write each number once.
-    # It reads what is kept once for four steps, and three of the four rows once more.
-    fused = (BANDWIDTH + 2) / 4 + 3
-    for how, numbers in (("torch's operations", 1 + 2 + 3 * BANDWIDTH), ("one fused kernel", fused)):
-        moved = 4 * numbers * total / RANKS
-        seconds = moved / GPU_BYTES_PER_SECOND
-        print(f"GPU, {how}: {moved / 1e9:.2f} GB moved, {1e3 * seconds:.1f} ms per step (on paper, not measured)")
+    # The kernel reads what is kept once for four steps, and three of the four rows once more.
+    moved = 4 * ((BANDWIDTH + 2) / 4 + 3) * total / RANKS
+    seconds = moved / GPU_BYTES_PER_SECOND
+    print(f"GPU, one fused kernel: {moved / 1e9:.2f} GB moved, {1e3 * seconds:.1f} ms per step (on paper, not measured)")
 
 
 if __name__ == "__main__":

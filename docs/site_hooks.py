@@ -49,6 +49,7 @@ ORDER: dict[str, list[str]] = {
         "theory/conditional.md",
         "theory/batchings.md",
         "theory/batch-sizes.md",
+        "theory/randomness.md",
         "theory/monte_carlo.md",
         "theory/lower_bounds.md",
         "theory/floating-point.md",
@@ -61,6 +62,7 @@ ORDER: dict[str, list[str]] = {
         "reference/cli.md",
         "notation.md",
         "faq.md",
+        "advisories.md",
     ],
 }
 _SECTION_OF_FOLDER = {"howto": "How to", "theory": "Theory", "reference": "Reference"}

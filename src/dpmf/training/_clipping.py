@@ -10,7 +10,7 @@ import torch
 
 _BLOCK = 256  # elements whose squares are added in the precision of the gradients; blocks are added in float64
 _LESS = 2.0**-16  # taken off the factors: twice what rounding can make of a norm
-_UNDERFLOW = 2.0**-126  # by so much the square of a number may be too small
+_UNDERFLOW = 2.0**-126  # by so much the square of a number may be too small; factors below it are not rounded well
 
 
 def clip_factors(samples: Sequence[Any], clip: float) -> Any:
@@ -24,8 +24,9 @@ def clip_factors(samples: Sequence[Any], clip: float) -> Any:
     gradient has a norm of at most `clip`. In float32, with u = 2⁻²⁴, 256 squares are added in whatever order with a
     relative error below 258u, and the root halves that: blocks are too small by less than 130u = 8·10⁻⁶. Squares that
     underflow are too small by less than 2⁻¹²⁶ each, which is added. The rest is computed in float64, and the factor is
-    rounded once more, by u. All of that is less than the 2⁻¹⁶ that are taken off. Where a gradient has an element or a
-    square that is not a finite number, the factor is 0.
+    rounded once more, by u. All of that is less than the 2⁻¹⁶ that are taken off (docs/theory/floating-point.md,
+    "Clipping"). Where a gradient has an element or a square that is not a finite number, or where the factor would be
+    below 2⁻¹²⁶, it is 0.
     """
     squares = torch.zeros((), dtype=torch.float64)
     for sample in samples:
@@ -36,4 +37,4 @@ def clip_factors(samples: Sequence[Any], clip: float) -> Any:
             squares = squares.to(norms.device) + norms.square().sum(dim=1)
         squares = squares + _UNDERFLOW * flat.shape[1]
     factors = (clip * (1 - _LESS) / squares.sqrt()).clamp(max=1.0)
-    return torch.where(squares.isfinite(), factors, 0.0)
+    return torch.where(squares.isfinite() & (factors >= _UNDERFLOW), factors, 0.0)
