@@ -23,7 +23,7 @@ from dpmf.accountants.protocol import (
 )
 from dpmf.accountants.registry import covering, least_of, resolve, suitable
 from dpmf.errors import ArgumentError, CalibrationError
-from dpmf.mechanism import Mechanism
+from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
 
 DEFAULT_ACCOUNTANT = "best"
@@ -57,8 +57,7 @@ class _Question:
         time_budget: float | None,
         memory_budget: float | None,
     ) -> None:
-        if not isinstance(mechanism, Mechanism):
-            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        mechanism_of_a_question(mechanism)
         self.relation = directions_of(validation.choice("direction", direction, RELATIONS))
         self._mechanism, self._relation = mechanism, direction
         self._with_lower = validation.flag("with_lower", with_lower)
