@@ -115,22 +115,13 @@ def dp_accounting(problem: Problem, rng: Rng) -> Iterator[Finding]:
 
 
 def opacus(problem: Problem, rng: Rng) -> Iterator[Finding]:
-    """The accountant that Opacus asks, after some of the steps: the truth is about the outputs used until then."""
+    """The accountant that Opacus asks, after some of the steps: the truth is about the whole run, stopped or not."""
     from dpmf.training._accountant import MatrixMechanismAccountant
 
     batching, sigma = problem.mechanism.batching, problem.noise_multiplier
-    gap = 0 if isinstance(batching, Poisson) else batching.gap or 0
-    steps = batching.iterations - gap * (batching.throws - 1)
-    per_throw = (
-        steps
-        if isinstance(batching, Poisson)
-        else (batching.rethrow_every or batching.epochs) * (batching.batches_per_epoch)
-    )
-    made = int(rng.integers(1, steps + 1))
-    used = made + (made - 1) // per_throw * gap
-    seen = batchings.means(problem.mechanism)[:, :used] / sigma
+    seen = batchings.means(problem.mechanism) / sigma
     asked = MatrixMechanismAccountant(problem.mechanism, _accountant(problem, rng))
-    for _ in range(made):
+    for _ in range(int(rng.integers(1, min(batching.epochs * batching.batches_per_epoch, batching.iterations) + 1))):
         asked.step(noise_multiplier=sigma, sample_rate=1 / batching.batches_per_epoch)
     for delta in (problem.delta, math.sqrt(problem.delta)):
         yield at_epsilon("Opacus", "epsilon", seen @ seen.T, delta, lambda d=delta: asked.get_epsilon(d), rng)
