@@ -304,6 +304,10 @@ def build(
 
 
 def batches_from_size(dataset_size: int, batch_size: int) -> int:
-    """Return the number of batches per epoch that makes batches of at most a size on average."""
+    """Return the number of batches per epoch that makes batches of at most a size on average.
+
+    It depends on the number of records, which is not protected then: a guarantee is for leaving a record's place empty.
+    With a public constant near the number of records in its place, it is for adding or removing a record.
+    """
     n = validation.integer("dataset_size", dataset_size, at_least=1)
     return math.ceil(n / validation.integer("batch_size", batch_size, at_least=1, at_most=n))

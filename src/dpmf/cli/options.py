@@ -165,7 +165,11 @@ def mechanism_from(
             raise ArgumentError("batches_per_epoch", "must be given, or dataset_size and batch_size in its place")
         batches_per_epoch = batches_from_size(dataset_size, batch_size)
         average = dataset_size / batches_per_epoch
-        print(f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average", file=sys.stderr)
+        print(
+            f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average; the number of records is"
+            " used, so that the guarantee is for leaving the place of one empty",
+            file=sys.stderr,
+        )
     elif dataset_size is not None or batch_size is not None:
         raise ArgumentError("batches_per_epoch", "must be left out where dataset_size and batch_size are given")
     chosen = strategies.build(

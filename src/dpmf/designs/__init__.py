@@ -49,7 +49,7 @@ def design(
       target_epsilon: ε > 0.
       target_delta: δ, strictly between 0 and 1.
       workload: how noise adds up in the model; by default prefix sums.
-      dataset_size: the number of records.
+      dataset_size: the number of records, which is not protected then, or a public constant near it.
       batch_size: the number of records in a batch, on average.
       batchings: names out of `BATCHINGS`; by default all of them.
       bandwidths: the bandwidths to consider; by default powers of two up to 64, and free coefficients.

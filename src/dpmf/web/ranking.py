@@ -276,5 +276,5 @@ def in_words(request: DesignRequest) -> str:
     return (
         f"{request.dataset_size:,} records, {epochs} of {batches:,} batches: "
         f"{request.epochs * batches:,} iterations. Guarantee: ({given(request.epsilon)}, {given(request.delta)})-DP, "
-        "where one record is added or removed."
+        "where the place of one record is left empty."  # the number of batches comes from that of records
     )

@@ -308,7 +308,8 @@ def test_sizes_stand_for_batches_and_what_was_derived_is_said() -> None:
     sizes = ["--strategy", "dpsgd", "--epochs", "2", "--dataset-size", "950", "--batch-size", "100"]
     done = run("delta", *sizes, "--batching", "reshuffled", "--noise-multiplier", "1", "--epsilon", "2", "--no-lower")
     assert done.returncode == 0, done.stderr
-    assert "10 batches per epoch, of 95 records on average" in done.stderr
+    assert "10 batches per epoch, of 95 records on average; the number of records is used" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert "k=2, b=10, reshuffled" in done.stdout
 
 
