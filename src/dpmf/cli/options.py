@@ -166,8 +166,8 @@ def mechanism_from(
         batches_per_epoch = batches_from_size(dataset_size, batch_size)
         average = dataset_size / batches_per_epoch
         print(
-            f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average; the number of records is"
-            " used, so that the guarantee is for leaving the place of one empty",
+            f"dpmf: {batches_per_epoch} batches per epoch, of {average:.6g} records on average; the number of records "
+            "is used, so that the guarantee is for leaving the place of one empty",
             file=sys.stderr,
         )
     elif dataset_size is not None or batch_size is not None:
