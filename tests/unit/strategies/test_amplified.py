@@ -71,7 +71,7 @@ def test_the_objective_and_its_gradient(family: Family, throw: Throw, monkeypatc
 
     def note(objective: object, x: Array, **_: object) -> object:
         seen.append(objective)
-        return type("Result", (), {"x": x})
+        return type("Result", (), {"x": x, "jac": 0 * x})
 
     monkeypatch.setattr(scipy.optimize, "minimize", note)
     _search._minimise(family, throw, loss_of_noising(workload.loss(N)), weights, x)
@@ -218,3 +218,111 @@ def test_bands_for_poisson_samples_are_no_worse_than_the_square_root(bandwidth: 
         return math.sqrt(workload.loss(1000)(strategy.noising_coef(1000))[0]) * float(norm)
 
     assert size(found) < 0.97 * size(strategies.bsr(bandwidth))
+
+
+FAR = Throw(1, 1, 1, 1000, None, 10)  # iterations of a record share no noise: the least error × norm is sought
+
+
+def least(family: Family, workload: workloads.ToeplitzWorkload) -> tuple[Array, float]:
+    """The coefficients that the search finds, and their error × norm."""
+    loss = loss_of_noising(workload.loss(family.iterations))
+    columns = family.columns(_search.search(family, FAR, loss, (8.0, 1e-5)).parameters)
+    return columns.strategy, math.sqrt(loss(*columns)[0]) * float(np.linalg.norm(columns.strategy))
+
+
+def log_size(workload: workloads.ToeplitzWorkload, n: int, column: Array) -> float:
+    """log(error² × norm²), from its definition."""
+    noising = strategies.coefficients(column).noising_coef(n)
+    return math.log(float(workload.squared_rows(noising).mean())) + 2 * math.log(float(np.linalg.norm(column)))
+
+
+@pytest.mark.parametrize(("bandwidth", "error"), [(2, 15.920), (4, 11.431), (5, 10.308), (6, 9.487), (11, 7.294)])
+def test_the_least_error_of_bands_for_poisson_samples(bandwidth: int, error: float) -> None:
+    """Ends of a search that are no minima, of which one machine finds these and another those, are not taken."""
+    strategy, found = least(_families.Banded(1000, bandwidth), workloads.prefix())
+    assert found == pytest.approx(error, rel=1e-4)
+    assert found < 0.97 * math.exp(
+        log_size(workloads.prefix(), 1000, strategies.bsr(bandwidth).strategy_coef(1000)) / 2
+    )
+    if bandwidth == 4:
+        np.testing.assert_allclose(strategy[:4], [1, 0.858, 0.798, 0.728], atol=2e-3)
+        assert not strategy[4:].any()
+
+
+@pytest.mark.parametrize("workload", [workloads.prefix(), workloads.momentum(0.9), workloads.damped(10)], ids=str)
+@pytest.mark.parametrize("bandwidth", [2, 3, 4, 5, 7, 14, 24])
+def test_nothing_is_gained_beside_the_coefficients_found(bandwidth: int, workload: workloads.ToeplitzWorkload) -> None:
+    """The slope of error × norm is zero by differences in the coefficients themselves, and points near by are worse."""
+    n = 300
+    strategy, _ = least(_families.Banded(n, bandwidth), workload)
+    best = log_size(workload, n, strategy)
+    for place in range(1, bandwidth):
+        change = 1e-4 * np.eye(1, n, place)[0]
+        slope = (log_size(workload, n, strategy + change) - log_size(workload, n, strategy - change)) / 2e-4
+        assert slope == pytest.approx(0, abs=2e-3)
+    rng = np.random.default_rng(0)
+    for size in (0.01, 0.1, 0.5):
+        for _ in range(10):
+            assert log_size(workload, n, strategy * np.exp(size * rng.normal(size=n) * (np.arange(n) > 0))) > best
+
+
+@pytest.mark.parametrize("workload", [workloads.prefix(), workloads.momentum(0.9)], ids=str)
+@pytest.mark.parametrize("bandwidth", [3, 4, 5])
+def test_a_search_without_slopes_finds_nothing_better(bandwidth: int, workload: workloads.ToeplitzWorkload) -> None:
+    """The twin: simplices in the coefficients, from several starts."""
+    from scipy.optimize import minimize
+
+    n = 100
+    strategy, _ = least(_families.Banded(n, bandwidth), workload)
+
+    def size(free: Array) -> float:
+        return (
+            1e3
+            if free.min() < 0 or free.max() > 1.5
+            else log_size(workload, n, np.pad([1.0, *free], (0, n - bandwidth)))
+        )
+
+    rng = np.random.default_rng(0)
+    ends = [
+        minimize(
+            size, rng.uniform(0.2, 0.9) ** np.arange(1, bandwidth), method="Nelder-Mead", options={"maxiter": 600}
+        ).fun
+        for _ in range(4)
+    ]
+    assert log_size(workload, n, strategy) == pytest.approx(min(ends), abs=1e-4)
+
+
+@pytest.mark.parametrize("bandwidth", [4, 5, 12, 40])
+def test_the_minimum_does_not_depend_on_the_start_or_on_last_digits(bandwidth: int) -> None:
+    """As on another processor: other starts, and an objective with other last digits."""
+    family, workload = _families.Banded(1000, bandwidth), workloads.prefix()
+    exact = loss_of_noising(workload.loss(1000))
+    rng = np.random.default_rng(0)
+
+    def rough(*columns: Array) -> tuple[float, Array, Array]:
+        value, *slopes = exact(*columns)
+        first, second = (slope * (1 + 1e-13 * rng.normal(size=len(slope))) for slope in slopes)
+        return value * (1 + 1e-13 * rng.normal()), first, second
+
+    _, error = least(family, workload)
+    for size in (1e-12, 1e-6, 1e-3, 0.1):
+        start = family.start + size * rng.normal(size=len(family.start))
+        columns = family.columns(_search.search(family, FAR, rough, (8.0, 1e-5), start).parameters)
+        assert math.sqrt(exact(*columns)[0]) * np.linalg.norm(columns.strategy) == pytest.approx(error, rel=1e-5)
+
+
+def test_the_search_starts_again_where_its_end_is_no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line search that gives up at once, as after values that are not finite, is not the end."""
+    import scipy.optimize
+
+    calls: list[float] = []
+    minimize = scipy.optimize.minimize
+
+    def gives_up(objective: object, x: Array, *, options: dict[str, float], **others: object) -> object:
+        calls.append(1)
+        return minimize(objective, x, options=options | {"maxiter": 2}, **others)
+
+    _, error = least(_families.Banded(1000, 4), workloads.prefix())
+    monkeypatch.setattr(scipy.optimize, "minimize", gives_up)
+    assert least(_families.Banded(1000, 4), workloads.prefix())[1] == pytest.approx(error, rel=1e-6)
+    assert len(calls) > 4

@@ -25,6 +25,9 @@ _STEADY = 0.002  # the search ends when a round gains less than this part of the
 _STEP = 0.6  # the part of a new estimate of Π in the one that is used: whole steps would overshoot
 _QUICK = 3 * 10**5  # samples × bins of the first rounds
 _FINE = 2 * 10**6  # samples × bins of the last ones
+_SHORT = 1.0  # a step in a logarithm that is not too long
+_FLAT = 1e-5  # a gradient that is zero
+_RESTARTS = 40  # with a box halved as often the search is over; it is still wider than a rounding error
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,10 @@ def search(
     parameters = family.start if start is None else np.asarray(start, dtype=np.float64)
     if _separate(family, throw):
         norm = np.eye(throw.bins) / throw.bins
-        # A coefficient that a long step has made tiny stays so, because its logarithm has no slope there: two starts.
+        # A coefficient that a long step has made tiny stays so, because its logarithm has no slope there: steps are
+        # short, and there are two starts.
         starts = [parameters, *([family.square_root] if isinstance(family, Banded) else [])]
-        ends = [_minimise(family, throw, loss, norm, start) for start in starts]
+        ends = [_minimise(family, throw, loss, norm, start, _SHORT) for start in starts]
         return Found(min(ends, key=lambda end: _size(family, throw, loss, norm, end)), math.nan, math.nan)
     epsilon, delta = target
     samplers = [
@@ -208,8 +212,16 @@ def _size(family: Family, throw: Throw, loss: Loss, weights: Array, parameters: 
     return loss(*columns)[0] * throw.form(weights)(throw.fold(columns.strategy))[0]
 
 
-def _minimise(family: Family, throw: Throw, loss: Loss, weights: Array, parameters: Array) -> Array:
-    from scipy.optimize import minimize
+def _minimise(
+    family: Family, throw: Throw, loss: Loss, weights: Array, parameters: Array, reach: float = math.inf
+) -> Array:
+    """Find parameters at which the gradient is zero, but for those that end at their bounds.
+
+    A quasi-Newton method runs in a box that extends by `reach` to each side. A step that is too long can end it at a
+    point that is no minimum, and at which one depends on the processor. Where the gradient is not zero at the end, the
+    method starts again from there: in a box that has moved along if the last one was in the way, else in a smaller one.
+    """
+    from scipy.optimize import Bounds, minimize
 
     form = throw.form(weights)
 
@@ -227,8 +239,17 @@ def _minimise(family: Family, throw: Throw, loss: Loss, weights: Array, paramete
 
     if not len(parameters):
         return parameters
-    found = minimize(
-        evaluate, parameters, jac=True, method="L-BFGS-B", bounds=family.bounds,
-        options={"maxiter": 300, "maxfun": 600, "maxcor": 20, "ftol": 1e-11, "gtol": 1e-7},
-    )  # fmt: skip
-    return np.asarray(found.x, dtype=np.float64)
+    lows, highs = np.transpose(family.bounds)
+    for _ in range(_RESTARTS):
+        budget.check()
+        found = minimize(
+            evaluate, parameters, jac=True, method="L-BFGS-B",
+            bounds=Bounds(np.maximum(lows, parameters - reach), np.minimum(highs, parameters + reach)),
+            options={"maxiter": 300, "maxfun": 600, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-7},
+        )  # fmt: skip
+        moved = float(np.max(np.abs(found.x - parameters)))
+        parameters = np.asarray(found.x, dtype=np.float64)
+        if np.max(np.abs(np.clip(parameters - found.jac, lows, highs) - parameters)) < _FLAT:
+            break
+        reach = _SHORT if moved > 0.99 * reach else min(reach, _SHORT) / 2
+    return parameters
