@@ -93,7 +93,7 @@ def main() -> None:
                 weights, state = private.load(Path(place) / "run.dpmf", (weights, state))
             weights, state = some(weights, state)
     right = np.mean(np.argmax(scores(weights, images[RECORDS:]), axis=1) == labels[RECORDS:])
-    spent = upper(private.get_epsilon(words.delta, state), 3)
+    spent = upper(private.get_epsilon(words.delta), 3)
     print(f"({spent}, {given(words.delta)})-DP, test accuracy {100 * right:.1f} %")
 
 

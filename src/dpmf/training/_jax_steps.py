@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -14,20 +15,21 @@ import numpy as np
 from dpmf import api, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.results import Calibration, PrivacyBound
+from dpmf.results import Calibration
 from dpmf.training import _target, checkpoint
-from dpmf.training._jax_noise import checked, jax_privacy, privatizer
+from dpmf.training._jax_noise import GENERATOR, checked, jax_privacy, precision, privatizer
 from dpmf.training._jax_trees import packed, unpacked
 from dpmf.training._overflow import Cut
-from dpmf.training._schedule import Schedule, description, first_part
+from dpmf.training._schedule import Schedule, description
 from dpmf.training._sources import new_key
 from dpmf.training._units import Units
 from dpmf.training.journal import Journal
 from dpmf.training.noise import strategy_digest
 from dpmf.training.sampler import BatchSampler
 
-_PURPOSES = ("noise", "bins", "groups")  # each has a key of its own
+_PURPOSES = ("noise", "bins", "groups", "loss")  # each has a key of its own
 _SMALL_SHARE = 2.0**-10  # of δ, for batches whose size is chosen here
+_LESS = 2.0**-16  # taken off the clipping norm: much more than XLA's sums of squares in single precision are off by
 
 
 class State(NamedTuple):
@@ -36,7 +38,7 @@ class State(NamedTuple):
     Attributes:
       identity: a digest of the mechanism, the data's size and the settings. With another one, updates are NaN: a state
         goes on only with what it began with.
-      keys: those of the noise, of bins and of groups, two words each.
+      keys: those of the noise, of bins, of groups and of what the loss draws, two words each.
       noise: the number of steps made so far, and what is kept of past noise.
     """
 
@@ -49,12 +51,14 @@ class Batch(NamedTuple):
     """The records of one step, in arrays of one shape for all steps.
 
     Attributes:
-      indices: of records; 0 where there is none. With users, one row for each.
+      indices: of records; some record where there is none. With users, one row for each.
       real: where there is a record.
+      key: of what the loss draws in this step, two words.
     """
 
     indices: Any
     real: Any
+    key: Any
 
 
 class Private:
@@ -81,14 +85,14 @@ class Private:
         key: bytes,
         dtype: Any,
     ):
-        self._jax = jax_privacy()[0]
+        self._jax = jax_privacy()
         assert sampler.cut is not None
         self.mechanism, self.noise_multiplier, self.clip_norm = mechanism, noise_multiplier, clip_norm
         self.expected_batch_size, self.cut = sampler.expected_batch_size, sampler.cut
         self.calibration = calibration
         self.journal = Journal()
         self._schedule = Schedule.of(mechanism.batching)
-        self._balls, self._units, self._dtype = sampler.balls, sampler.units, dtype
+        self._records, self._balls, self._units, self._dtype = sampler.size, sampler.balls, sampler.units, dtype
         self._proved, self._accountant = proved, accountant
         hashes = (hashlib.sha256(f"dpmf JAX {purpose}".encode() + key).digest()[:8] for purpose in _PURPOSES)
         self._keys = np.stack([np.frombuffer(one, dtype="<u4") for one in hashes]).astype(np.uint32)
@@ -112,6 +116,7 @@ class Private:
             self._balls,
             None if self._units is None else self._units.digest,
             (self.noise_multiplier, self.clip_norm, self.expected_batch_size, self.max_batch_size, str(self._dtype)),
+            GENERATOR,
         )
         return np.frombuffer(hashlib.sha256(repr(parts).encode()).digest()[:16], dtype="<u4").astype(np.uint32)
 
@@ -175,12 +180,14 @@ class Private:
         """
         numpy, state, schedule = self._jax.numpy, self.state(tree), self._schedule
         draw, place = numpy.divmod(state.noise[0], schedule.per_draw)
+        key = self._jax.random.fold_in(state.keys[3], state.noise[0])
         inside = self._bins(state.keys, draw) == place % schedule.per_epoch
         (chosen,) = numpy.nonzero(inside, size=self.max_batch_size, fill_value=self._balls)
         if self._units is None:
-            return Batch(numpy.where(chosen < self._balls, chosen, 0), chosen < self._balls)
+            return Batch(numpy.where(chosen < self._balls, chosen, 0), chosen < self._balls, key)
         rows = numpy.asarray(self._units.table)[chosen]
-        return Batch(numpy.maximum(rows, 0), rows >= 0)
+        # A user is filled up with records of its own: 0 times the gradient of another user's could be NaN.
+        return Batch(numpy.where(rows < 0, numpy.maximum(rows[:, :1], 0), rows), rows >= 0, key)
 
     def _bins(self, keys: Any, draw: Any) -> Any:
         """The bin of every record or user in one draw."""
@@ -192,68 +199,76 @@ class Private:
         drawn = random.bits(keys[2], (runs, groups))
         return groups * within + numpy.argsort(drawn, axis=1).ravel()[: self._balls]
 
-    def gradient(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Batch], Any]:
+    def gradient(self, loss: Callable[..., Any]) -> Callable[[Any, Any, Batch], Any]:
         """A function of (parameters, data, batch): the sum of clipped gradients, divided by the expected batch size.
 
         Args:
-          loss: a function of (parameters, record) for one record, which is `data` without its first dimension. With
-            users, the mean over a user's records is clipped as a whole.
+          loss: a function of (parameters, record) for one record, which is `data` without its first dimension, or of
+            (parameters, record, key) if it draws: for dropout, say. With users, the mean over a user's records is
+            clipped as a whole.
 
         Returns:
-          A function that can be compiled; `data` is a tree of arrays whose first dimension is that of the records.
+          A function that can be compiled; `data` is a tree of arrays with one row for each of the records of the run.
+
+        **Formal guarantees.** One record (or user) changes the result by at most clip_norm/expected_batch_size, up to
+        the rounding of the sum, if the loss is a function of its arguments alone. The key is a function of the run's
+        secret key, the step and the record's number. So what the loss draws for the other records is the same with and
+        without this one, and independent of noise and bins: given all that is drawn, the outputs are those of the
+        mechanism, and a mixture of (ε, δ)-DP mechanisms with the same weights for both data sets is (ε, δ)-DP. Elements
+        of a gradient that are not finite count as zero.
         """
         from jax_privacy import clipping
 
         jax = self._jax
+        needed = [one for one in inspect.signature(loss).parameters.values() if one.default is one.empty]
+        draws = len([one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]) == 3
 
-        def one(parameters: Any, record: Any, real: Any) -> Any:
+        def of_record(parameters: Any, record: Any, words: Any) -> Any:
+            return loss(parameters, record, *([jax.random.wrap_key_data(words, impl="threefry2x32")] if draws else []))
+
+        def one(parameters: Any, record: Any, real: Any, words: Any) -> Any:
             if self._units is None:
-                return loss(parameters, record)
-            losses = jax.vmap(loss, (None, 0))(parameters, record)
+                return of_record(parameters, record, words)
+            losses = jax.vmap(of_record, (None, 0, 0))(parameters, record, words)
             return jax.numpy.where(real, losses, 0).sum() / jax.numpy.maximum(real.sum(), 1)
 
         clipped = clipping.clipped_grad(
             one,
-            batch_argnums=(1, 2),
+            batch_argnums=(1, 2, 3),
             keep_batch_dim=False,
-            l2_clip_norm=self.clip_norm,
+            l2_clip_norm=self.clip_norm * (1 - _LESS),
             normalize_by=self.expected_batch_size,
         )
 
         def gradient(parameters: Any, data: Any, batch: Batch) -> Any:
+            jax.tree.map(precision, parameters)  # others are refused
+            for array in jax.tree.leaves(data):
+                if (shape := jax.numpy.shape(array))[:1] != (self._records,):
+                    raise ArgumentError(
+                        "data", f"must have a row for each of the {self._records} records in every array, got {shape}"
+                    )
+            words = jax.vmap(jax.random.fold_in, (None, 0))(batch.key, batch.indices.ravel())
+            words = words.reshape(*batch.indices.shape, 2)
             records = jax.tree.map(lambda array: jax.numpy.asarray(array)[batch.indices], data)
             nobody = ~(batch.real if self._units is None else batch.real.any(axis=1))
-            return clipped(parameters, records, batch.real, is_padding_example=nobody)
+            return clipped(parameters, records, batch.real, words, is_padding_example=nobody)
 
         return gradient
 
-    def get_epsilon(self, delta: float, tree: Any = None) -> float:
-        """An ε for which the steps made so far are (ε, delta)-DP, with the cost of batches that are cut.
+    def get_epsilon(self, delta: float) -> float:
+        """An ε for which the whole run is (ε, delta)-DP, with the cost of batches that are cut.
 
         Args:
-          delta: δ.
-          tree: the state, or a tree that it is in. By default the answer is for all steps.
+          delta: δ. One that is below what cut batches cost is refused.
+
+        **Formal guarantees.** Those of `make_private`, wherever the run stops: the ε of a part of the steps would hold
+        only for a number of steps that was chosen in advance, whatever the models look like.
         """
         delta = validation.probability("delta", delta)
-        made = self.steps if tree is None else int(self.state(tree).noise[0])
-        if not made:
-            return 0.0
-        if made >= self.steps and self._proved is not None and delta == self._proved[1]:
+        if self._proved is not None and delta == self._proved[1]:
             return self._proved[0]
-        mechanism = first_part(self.mechanism, made) if made < self.steps else self.mechanism
-
-        def uncut(left: float) -> float:
-            with _target.saying(f"computing ε after {made} steps"):
-                answer = api.epsilon(
-                    mechanism, noise_multiplier=self.noise_multiplier, delta=left, accountant=self._accountant
-                )
-            if not isinstance(answer, PrivacyBound):
-                raise ArgumentError(
-                    "accountant", f"must be one that proves its bound, {answer.accountant} estimates it"
-                )
-            return answer.epsilon
-
-        found = self.cut.epsilon(delta, uncut)
+        with _target.saying("computing ε"):
+            found = _target.whole_epsilon(self.mechanism, self.noise_multiplier, delta, self._accountant, self.cut)
         return min(found, self._proved[0]) if self._proved is not None and delta >= self._proved[1] else found
 
     def save(self, path: str | os.PathLike[str], tree: Any) -> None:
@@ -279,9 +294,13 @@ class Private:
     def load(self, path: str | os.PathLike[str], like: Any, *, allow_second_continuation: bool = False) -> Any:
         """Read a checkpoint of the same mechanism, settings and model; the run goes on with the same bits.
 
-        A checkpoint is refused if the run has saved a later one, or if its journal is not beside it: two continuations
-        with different results would have the same noise. What was computed after the last checkpoint is computed again,
-        and must be computed by the same code.
+        A checkpoint is loaded once. It is refused if it was loaded before, if the run has saved a later one, or if its
+        journal is not beside it: two continuations with different results would have the same noise. What was computed
+        after the last checkpoint, before a crash, is computed again, and must be computed by the same code.
+
+        The journal knows of saving and loading only, since steps are compiled. A process that goes on after saving
+        learns that another one has loaded its checkpoint when it saves again, and raises `TrainingError` then.
+        Copies of a checkpoint in other directories are not noticed, nor is a state that is used twice without `load`.
 
         Args:
           path: the checkpoint.
@@ -297,7 +316,9 @@ class Private:
         except (KeyError, TypeError) as error:
             raise ValueError(f"checkpoint must be one that save() wrote, {path} has no {error}") from None
         if not np.array_equal(identity, self._identity):
-            raise ValueError(f"checkpoint must be of this mechanism and these settings, {path} is of others")
+            raise ValueError(
+                f"checkpoint must be of this mechanism, these settings and this generator of noise, {path} is of others"
+            )
         tree = unpacked(self._jax, saved, like, path)
         state = self.state(tree)
         if int(state.noise[0]) != step:
@@ -306,7 +327,7 @@ class Private:
             raise TrainingError(
                 f"{path} must be continued with the generator that made it; this version of JAX differs"
             )
-        journal = Journal.resume(Path(path), run, step, allow=allow, writes=True)
+        journal = Journal.resume(Path(path), run, step, allow=allow, writes=True, once=True)
         journal.resumed()
         self.journal = journal
         return tree
@@ -332,7 +353,7 @@ def make_private(
 
     Args:
       mechanism: strategy and batching.
-      records: the number of records.
+      records: the number of records, which is the length of every array of `data`.
       clip_norm: the norm to which the gradient of a record (or user) is clipped.
       target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
       target_delta: the δ for which the noise is calibrated.
@@ -343,21 +364,25 @@ def make_private(
         of that is charged to δ. By default it is so large that this takes a thousandth of δ; with a noise multiplier
         in place of a target it must be given.
       max_records: a public upper bound on the number of records (or users), for which the charge is computed.
-      unit: for every record the user it belongs to. Users are thrown into bins then, and the guarantee is for adding or
-        removing a user.
+      unit: for every record the user it belongs to. Users are thrown into bins then, and the guarantee is for users in
+        place of records.
       seed: an integer that makes an experiment repeatable. By default batches and noise are drawn from a secret of the
         operating system.
-      dtype: the precision of the noise; by default that of the gradients.
+      dtype: "float64" draws and adds the noise in double precision, where JAX has that enabled. By default it has the
+        precision of the gradients, which is float32 or float64: others are refused.
 
     Returns:
       A `Private`, whose `noise` is the front of an `optax.chain` and whose `batch` and `gradient` make a step.
 
     **Formal guarantees.** If every step takes the batch of the state, adds the noise to its gradient once and goes on
-    with the new state, what is released is (ε, δ)-DP for adding or removing a record (or user): the outputs are those
-    of the mechanism, except where bins are cut, which is charged (docs/theory/batch-sizes.md). JAX's threefry, with a
-    64-bit key, draws batches and noise.
+    with the new state, what is released is (ε, δ)-DP for leaving the place of a record (or user) empty; for adding or
+    removing one, where `expected_batch_size` and `max_records` are given as public constants. The outputs are those of
+    the mechanism, except where bins are cut, which is charged (docs/theory/batch-sizes.md). This assumes that the loss
+    is a function of the parameters, one record and the key that `gradient` hands over, and of nothing that depends on
+    other records. JAX's threefry, with a 64-bit key, draws batches, noise and the keys of the loss.
     """
     checked(mechanism)
+    precision(np.zeros(1, dtype="float32"), dtype)
     clip = validation.positive("clip_norm", clip_norm)
     n = validation.integer("records", records, at_least=1)
     if max_batch_size is None:

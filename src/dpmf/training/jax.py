@@ -13,8 +13,7 @@
 
 The state of the optimizer holds everything that a run is resumed from: the key of batches and noise, the step, and the
 noise that is kept. `PrivateTraining` is for loops that are not compiled as a whole; it checks that every batch is used
-exactly once. `privatizer` is the noise alone, for those who keep track of its state themselves. jax-privacy clips and
-adds the noise.
+exactly once. `privatizer` is the noise alone, for those who keep track of its state themselves. jax-privacy clips.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import numpy as np
 from dpmf import validation
 from dpmf.errors import TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training._jax_noise import checked, jax_privacy, privatizer
+from dpmf.training._jax_noise import GENERATOR, checked, jax_privacy, privatizer
 from dpmf.training._jax_steps import Batch, Private, State, make_private
 from dpmf.training._jax_trees import bits, packed, unpacked
 from dpmf.training._resumable import Resumable
@@ -53,11 +52,14 @@ class PrivateTraining(Resumable):
       seed: an integer that makes an experiment repeatable. By default batches and noise are drawn from a secret of the
         operating system.
       source: the generator of the batches, "fast" or "secure". The noise is JAX's threefry with a 64-bit key.
-      dtype: the precision of the noise; by default that of the gradients.
+      dtype: "float64" draws and adds the noise in double precision, where JAX has that enabled. By default it has the
+        precision of the gradients, which is float32 or float64: others are refused.
 
     **Formal guarantees.** What `add_noise` returns are the outputs of the mechanism: batches are those of the
     mechanism's batching (see `BatchSampler`), and the noise is noise_multiplier × l2_sensitivity × C⁻¹Z with C the
-    strategy as given, where the first step after a gap adds the noise of the gap too.
+    strategy as given and Z from `normals`, where the first step after a gap adds the noise of the gap too. Clipping is
+    the caller's: the clipped gradient of a record must be a function of the parameters, the record and what is drawn
+    for it, and what is drawn for one record (for dropout, say) must be secret and not depend on which others there are.
     `add_noise` is accepted once for every batch, in order; otherwise `TrainingError` is raised. A run restored with
     `load` goes on with the same batches and the same noise.
     """
@@ -74,7 +76,7 @@ class PrivateTraining(Resumable):
         source: str = "fast",
         dtype: Any = None,
     ):
-        self._jax = jax_privacy()[0]
+        self._jax = jax_privacy()
         self.mechanism = checked(mechanism)
         self.noise_multiplier = validation.positive("noise_multiplier", noise_multiplier)
         self.l2_sensitivity = validation.positive("l2_sensitivity", l2_sensitivity)
@@ -150,6 +152,7 @@ class PrivateTraining(Resumable):
             "l2_sensitivity": self.l2_sensitivity,
             "shapes": [list(np.shape(leaf)) for leaf in leaves],
             "dtype": str(self._dtype),
+            "generator": GENERATOR,
         }
 
     def save(self, path: str | os.PathLike[str], model: Any = ()) -> None:

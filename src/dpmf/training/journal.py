@@ -30,9 +30,11 @@ _HEADER = "dpmf journal 1"
 
 
 class _Content(NamedTuple):
-    """What a file says: the last point released, digests by step, its size, and that of an unfinished last line."""
+    """What a file says: the last point released, where the last process went on (−1: none did), digests by step, its
+    size, and that of an unfinished last line."""
 
     last: int
+    resumed: int
     digests: dict[int, str]
     size: int
     unfinished: int
@@ -97,7 +99,7 @@ class Journal:
             self._check_alone()
 
     @classmethod
-    def resume(cls, checkpoint: Path, run: str, step: int, *, allow: bool, writes: bool) -> Journal:
+    def resume(cls, checkpoint: Path, run: str, step: int, *, allow: bool, writes: bool, once: bool = False) -> Journal:
         """The journal with which a run goes on from a checkpoint; call `resumed` once everything is loaded.
 
         Args:
@@ -106,10 +108,13 @@ class Journal:
           step: how many steps had been made when it was written.
           allow: whether the user has asked to go on although later steps were, or may have been, released.
           writes: whether this process writes the journal.
+          once: whether the steps of this run are not written to the journal, so that nothing shows whether two
+            continuations are the same.
 
         Returns:
           A journal that knows which steps will be made again, and with what results. Unless `allow` is set,
-          `TrainingError` is raised if a later checkpoint was written or if the journal is missing.
+          `TrainingError` is raised if a later checkpoint was written, if the journal is missing, or, with `once`, if a
+          process has gone on from this point before.
         """
         journal = cls(run, writes=writes)
         path = _beside(checkpoint, run)
@@ -122,7 +127,7 @@ class Journal:
                     f"{checkpoint} must be loaded with {path.name} beside it, which says what was released since: move "
                     "both together; if nothing was, load it with allow_second_continuation=True"
                 ) from None
-            found = _Content(step, {}, 0, 0)
+            found = _Content(step, -1, {}, 0, 0)
             line = f"{_HEADER} {run} {step}\n{line}"
         if not allow:
             if step < found.last:
@@ -130,6 +135,12 @@ class Journal:
                     f"{checkpoint} was written after {step} steps, and this run has saved the model of step "
                     f"{found.last} since: both would have the same noise, and their difference none. Load the last "
                     "checkpoint; if nothing later was shown to anybody, set allow_second_continuation=True"
+                )
+            if once and step <= found.resumed:
+                raise TrainingError(
+                    f"{checkpoint} has been continued before, with the same noise, and compiled steps are not in the "
+                    "journal: only one continuation may be shown. If nothing of the other one was or will be shown to "
+                    "anybody, or all of it is computed again by the same code, set allow_second_continuation=True"
                 )
             journal._digests = {t: digest for t, digest in found.digests.items() if t >= step}
         journal._pending = path, found, line
@@ -190,7 +201,7 @@ def _read(path: Path, run: str) -> _Content:
         words = [line.decode().split(" ") for line in lines]
         if " ".join(words[0][:-1]) != f"{_HEADER} {run}":
             raise ValueError
-        last = int(words[0][-1])  # nothing is known about the steps before
+        last, resumed = int(words[0][-1]), -1  # nothing is known about the steps before
         for event, step, *digest in words[1:]:
             t = int(step)
             if event == "step":
@@ -198,9 +209,11 @@ def _read(path: Path, run: str) -> _Content:
             elif event == "saved":
                 last = max(last, t)
             elif event == "again":
-                last, digests = t, {s: value for s, value in digests.items() if s < t}
-            elif event != "resumed":
+                last, resumed, digests = t, t, {s: value for s, value in digests.items() if s < t}
+            elif event == "resumed":
+                resumed = t
+            else:
                 raise ValueError
     except (ValueError, IndexError):
         raise ValueError(f"journal must be whole, {path} is damaged") from None
-    return _Content(last, digests, len(content) - len(unfinished), len(unfinished))
+    return _Content(last, resumed, digests, len(content) - len(unfinished), len(unfinished))

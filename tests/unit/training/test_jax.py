@@ -71,11 +71,11 @@ def rows(name: str, size: int, steps: int = N, **options: Any) -> np.ndarray:
 
 @cache
 def white_rows() -> np.ndarray:
-    """Streamed noise draws the same normals whatever the matrix."""
+    """The same normals are drawn whatever the matrix."""
     return rows("dpsgd", 50)
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "matrix"])
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_rows_are_those_of_the_dense_product(name: str) -> None:
     z = white_rows()
     dense = np.linalg.solve(STRATEGIES[name].matrix(N), z)
@@ -227,8 +227,8 @@ def test_a_resumed_run_is_the_same_run(name: str, stop: int, tmp_path: Path) -> 
     assert np.array_equal(trace.weights, whole.weights)
 
 
-def test_precisions_and_trees(tmp_path: Path) -> None:
-    parameters = {"a": jnp.zeros((3,), jnp.bfloat16), "b": [jnp.zeros((2, 2), jnp.float16)]}
+def test_trees_and_what_is_saved_with_them(tmp_path: Path) -> None:
+    parameters = {"a": jnp.zeros((3,)), "b": [jnp.zeros((2, 2)), jnp.zeros(())]}
 
     def run() -> training.PrivateTraining:
         return training.PrivateTraining(
@@ -241,7 +241,7 @@ def test_precisions_and_trees(tmp_path: Path) -> None:
     whole = some(run(), N)
     first = run()
     some(first, 3)
-    extra = {"model": whole[0], "key": jax.random.key(3), "count": 7}
+    extra = {"model": {"a": jnp.ones(3, jnp.bfloat16)}, "key": jax.random.key(3), "count": 7}
     first.save(tmp_path / "c", extra)
     second = run()
     loaded = second.load(tmp_path / "c", extra)
@@ -278,6 +278,16 @@ def test_no_checkpoint_between_a_batch_and_its_noise(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="only be written after add_noise"):
         run.save(tmp_path / "c")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_with_noise_of_another_generator_is_refused(tmp_path: Path) -> None:
+    """As those of dpmf 0.2 are, which drew it by jax.random.normal."""
+    begin().save(tmp_path / "c")
+    state = checkpoint.load(tmp_path / "c")
+    del state["identity"]["generator"]
+    checkpoint.save(tmp_path / "c", state)
+    with pytest.raises(ValueError, match=r"checkpoint must have generator = .* has None"):
+        begin().load(tmp_path / "c")
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
