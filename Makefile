@@ -24,16 +24,16 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The demo needs only the core, which installs quickly.
-$(VENV)/.core: pyproject.toml | $(BIN)/python
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing dpmf into $(VENV) ..."
-	@$(BIN)/pip install --quiet --editable .
+	@$(BIN)/pip install --quiet -c constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.full: pyproject.toml | $(BIN)/python
+$(VENV)/.full: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing dpmf with everything its tests use into $(VENV) ..."
 	@# This release has a CPU build, and everything that depends on torch accepts it.
-	@$(BIN)/pip install --quiet --no-compile torch==2.13.0
-	@$(BIN)/pip install --quiet --no-compile --editable '.[jax,torch,trainers,pld,web,experiments,docs,dev]' --editable ./checker
+	@$(BIN)/pip install --quiet --no-compile -c constraints.txt torch==2.13.0
+	@$(BIN)/pip install --quiet --no-compile -c constraints.txt --editable '.[jax,torch,trainers,pld,web,experiments,docs,dev]' --editable ./checker
 	@# On all cores, where pip takes one. Packages hold templates and the like that do not compile.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@ $(VENV)/.core

@@ -80,6 +80,7 @@ def test_the_sdist_has_what_make_needs(archives: dict[str, Path]) -> None:
         "CITATION.cff",
         "LICENSE",
         "Makefile",
+        "constraints.txt",
         "pyproject.toml",
     ):
         assert name in names
