@@ -2,9 +2,13 @@
 
     sampling = batch_selection.BallsInBinsSampling(iterations=1000, cycle_length=100)
     sigma = calibrate(coef, sampling, target_epsilon=2.0, target_delta=1e-5).noise_multiplier
-    privatizer = noise_addition.matrix_factorization_privatizer(
-        toeplitz.inverse_as_streaming_matrix(coef), stddev=sigma * l2_clip_norm
+    privatizer = dpmf.training.jax.privatizer(
+        mechanism(coef, sampling), noise_multiplier=sigma, l2_sensitivity=l2_clip_norm
     )
+
+jax-privacy's own privatizers draw `jax.random.normal`, which ends at 5.42 standard deviations in single precision and
+sooner in lower ones, so that an output beyond proves that a record is there. No σ makes up for that: the guarantees
+here are those of normals whose tails are followed, as those of `dpmf.training.jax.privatizer` are.
 
 jax-privacy uses σ in two senses. The `stddev` of a privatizer over the clipping norm and the noise multiplier of
 `experimental.monte_carlo` belong to the strategy as given, like dpmf's. The noise multiplier of
@@ -129,7 +133,7 @@ def calibrate(
     Returns:
       The calibration. Its `noise_multiplier` times the clipping norm is the `stddev` of the privatizer with this C⁻¹.
 
-    **Formal guarantees.** Those of `dpmf.calibrate`.
+    **Formal guarantees.** Those of `dpmf.calibrate`, for normals whose tails are followed; jax-privacy's are cut off.
     """
     whole = mechanism(source, sampling, noising=noising)
     return api.calibrate(whole, target_epsilon=target_epsilon, target_delta=target_delta, **options)

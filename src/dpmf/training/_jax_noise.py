@@ -40,9 +40,10 @@ def normals_of(high: Any, low: Any, dtype: Any = "float32") -> Any:
     **Formal guarantees.** The last bit of `high` is the sign. With k the integer of the other 63 bits, the absolute
     value is the one that a normal exceeds with probability (2k + 1)·2⁻⁶⁴ (both signs together), so that the tails are
     followed to 9.15 standard deviations (the mass beyond is 5·10⁻²⁰). In single precision no number is off by more than
-    3·10⁻⁶, and up to 4 standard deviations by no more than 10⁻⁶; in double precision by no more than 10⁻¹⁴. Were the
-    missing bits drawn as well, so that the numbers were exactly normal, no number would move by more than another 10⁻⁷,
-    except beyond 7 standard deviations (3·10⁻¹² of all numbers).
+    3·10⁻⁶, and up to 4 standard deviations by no more than 10⁻⁶, as tested on CPUs (elsewhere XLA's logarithm may be
+    rounded otherwise); in double precision by no more than 10⁻¹⁴. Were the missing bits drawn as well, so that the
+    numbers were exactly normal, no number would move by more than another 10⁻⁷, except beyond 7 standard deviations
+    (3·10⁻¹² of all numbers).
     """
     import jax
     import jax.numpy as jnp

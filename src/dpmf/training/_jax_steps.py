@@ -214,8 +214,8 @@ class Private:
         the rounding of the sum, if the loss is a function of its arguments alone. The key is a function of the run's
         secret key, the step and the record's number. So what the loss draws for the other records is the same with and
         without this one, and independent of noise and bins: given all that is drawn, the outputs are those of the
-        mechanism, and a mixture of (ε, δ)-DP mechanisms with the same weights for both data sets is (ε, δ)-DP. Elements
-        of a gradient that are not finite count as zero.
+        mechanism, and a mixture of (ε, δ)-DP mechanisms with the same weights for both data sets is (ε, δ)-DP
+        (docs/theory/randomness.md). Elements of a gradient that are not finite count as zero.
         """
         from jax_privacy import clipping
 
