@@ -21,7 +21,7 @@ from dpmf.accountants.protocol import (
     directions_of,
     suited,
 )
-from dpmf.accountants.registry import covering, least_of, resolve, suitable
+from dpmf.accountants.registry import covering, least_of, resolve
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism, mechanism_of_a_question
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
@@ -396,7 +396,7 @@ def noise_near(
     relative_tolerance: float,
     quick: bool = False,
     time_budget: float | None = None,
-) -> tuple[float, str, bool]:
+) -> tuple[float, int, bool]:
     """A noise multiplier near an estimate that guarantees (ε, δ), with few questions; `calibrate` finds the least one.
 
     Args:
@@ -409,8 +409,8 @@ def noise_near(
       time_budget: seconds.
 
     Returns:
-      The noise multiplier, the name of the accountant whose bound met the target there, and whether the search came to
-      its end before the time budget did.
+      The noise multiplier, which of the bounds met the target there, for `meets`, and whether the search came to its
+      end before the time budget did.
 
     Raises:
       CalibrationError: no noise multiplier was found in time.
@@ -420,11 +420,8 @@ def noise_near(
     where there are several throws, one composed of those.
     """
     with budget.time_limit(time_budget):
-        names = ("cascade", "moments", "own-bin", "chain")[0 if mechanism.batching.fixed else 1 :]
-        asked = least_of(suited(map(resolve, names), mechanism.throw))
-        accountant = asked if mechanism.batching.fixed else covering(asked, mechanism)
         try:
-            members = Least.of(accountant.prepare(mechanism)).bounds()
+            members = _bounds_near(mechanism)
         except budget.OutOfTime:
             raise CalibrationError("there was no time to certify it") from None
         return calibration.noise_near(
@@ -432,30 +429,41 @@ def noise_near(
         )  # fmt: skip
 
 
-def meets(mechanism: Mechanism, noise_multiplier: float, epsilon: float, delta: float, accountant: str) -> bool:
-    """Whether a noise multiplier found earlier, maybe by other code, gives (ε, δ): one bound is evaluated there.
+def _bounds_near(mechanism: Mechanism) -> Sequence[PreparedAccountant]:
+    names = ("cascade", "moments", "own-bin", "chain")[0 if mechanism.batching.fixed else 1 :]
+    asked = least_of(suited(map(resolve, names), mechanism.throw))
+    return Least.of(covering(asked, mechanism).prepare(mechanism)).bounds()
+
+
+def meets(
+    mechanism: Mechanism, noise_multiplier: float, epsilon: float, delta: float, place: int | None = None, *,
+    quick: bool = False,
+) -> bool:  # fmt: skip
+    """Whether a noise multiplier found earlier, maybe by other code, gives (ε, δ): its bound is evaluated there.
 
     Args:
       mechanism: the strategy and the batching.
       noise_multiplier: σ.
       epsilon: ε ≥ 0.
       delta: δ, strictly between 0 and 1.
-      accountant: the name of the accountant that found it.
+      place: which of the bounds of `noise_near` to ask; by default those of `best`, one after the other.
+      quick: ask its rough version, if there is one.
 
     Raises:
       OutOfTime: the time limit in force did not suffice to tell.
 
     **Formal guarantees.** Where it says yes, a bound on removing a record, which bounds the other direction too, was
-    evaluated at this noise multiplier, and met the target. The answer is no for names of accountants that prove no
-    bound, or none for this mechanism.
+    evaluated at this noise multiplier and met the target.
     """
-    able = [known for known in suitable(mechanism, "bound", "combined") if known.name == accountant]
-    if not able:
-        return False
-    question = _Question(mechanism, able[0], "remove", False, None, None)
     sigma = mechanism.checked_noise(noise_multiplier)
-    with question.asked() as source:
-        met = source.delta(sigma, epsilon, "remove", delta).value <= delta
-    if question.late and not met:
-        raise budget.OutOfTime(f"there was no time to check noise multiplier {sigma:g}")
-    return met
+    with budget.time_limit(None):
+        if place is None:
+            asked = Least.of(covering(DEFAULT_ACCOUNTANT, mechanism).prepare(mechanism)).bounds()
+        else:
+            asked = (_bounds_near(mechanism)[place],)
+        for bound in asked:
+            rough = bound.rough_delta(sigma, epsilon, "remove", delta) if quick else None
+            if (rough or bound.delta(sigma, epsilon, "remove", delta)).value <= delta:
+                return True
+        budget.check()
+    return False

@@ -133,7 +133,7 @@ def noise_near(
     relative_tolerance: float,
     *,
     quick: bool,
-) -> tuple[float, str, bool]:
+) -> tuple[float, int, bool]:
     """A noise multiplier near a given one with which the bounds meet (ε, δ).
 
     The search looks where the slope of log δ seen so far puts the root, and ends as soon as little is left to gain:
@@ -148,8 +148,8 @@ def noise_near(
       quick: rough bounds suffice, where there are any.
 
     Returns:
-      The noise multiplier, the name of the bound that met the target there, and whether the search came to its end
-      before the time budget did.
+      The noise multiplier, the place among the bounds of the one that met the target there, and whether the search came
+      to its end before the time budget did.
 
     Raises:
       CalibrationError: no noise multiplier that was tried meets the target.
@@ -161,13 +161,13 @@ def noise_near(
     finished = budget.finished(lambda: search.run(near, relative_tolerance))
     if search.met is None:
         raise CalibrationError(f"no noise multiplier near {given(near)} was found to meet the target")
-    return search.met, search.met_by, finished
+    return search.met, members.index(search.met_by), finished
 
 
 class _Nearby:
     """The search of `noise_near`.
 
-    `met` is the least noise multiplier found that meets the target, by the bound of the name `met_by`.
+    `met` is the least noise multiplier found that meets the target, by the bound `met_by`.
     """
 
     def __init__(self, members: Sequence[PreparedAccountant], epsilon: float, delta: float, quick: bool) -> None:
@@ -175,7 +175,7 @@ class _Nearby:
         self._order: dict[Direction, list[PreparedAccountant]] = {}
         self._rough: dict[tuple[int, float, Direction], Evaluation | None] = {}
         self.met: float | None = None
-        self.met_by = ""
+        self.met_by = members[0]
         self._missed = 0.0
 
     def run(self, sigma: float, tolerance: float) -> None:
@@ -210,7 +210,7 @@ class _Nearby:
             rough = self._roughly(member, sigma, way) if self._quick else None
             least = min(least, (rough or member.delta(sigma, self._epsilon, way, self._delta)).value)
             if least <= self._delta:
-                self.met_by = member.name
+                self.met_by = member
                 break
         return least
 

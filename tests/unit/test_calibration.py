@@ -188,10 +188,9 @@ def test_noise_near_an_estimate_meets_the_target(near, slope, quick):
     """The root is at σ = 1 in the remove direction, which decides, and the first bound is useless."""
     deltas = {"remove": lambda s: 1e-5 * s**-slope, "add": lambda s: 1.0}
     useless, good = Made({way: lambda s: 1.0 for way in DIRECTIONS}, None, cheap=True), Made(deltas, 1.2)
-    good.name = "good"
-    sigma, name, finished = noise_near([useless, good], 1.0, 1e-5, near, 0.003, quick=quick)
+    sigma, place, finished = noise_near([useless, good], 1.0, 1e-5, near, 0.003, quick=quick)
     assert finished
-    assert name == "good"
+    assert place == 1
     assert sigma in good.met["remove"]
     root = 1.2 ** (1 / slope) if quick else 1.0
     assert root <= sigma <= root * (1 + 0.003 + 0.003)
@@ -218,7 +217,7 @@ def test_noise_near_has_an_answer_as_soon_as_one_holds():
 
     made = Made(dict.fromkeys(DIRECTIONS, late), None)
     found = noise_near([made], 1.0, 1e-5, 1.1, 0.003, quick=True)
-    assert found == (1.1, made.name, False)
+    assert found == (1.1, 0, False)
 
 
 def test_noise_near_is_that_of_calibrate():
@@ -226,26 +225,26 @@ def test_noise_near_is_that_of_calibrate():
         SMALL["bsr k=3"], target_epsilon=2.0, target_delta=1e-5, accountant="chain", relative_tolerance=1e-3
     )
     for quick, more in ((True, 1.04), (False, 1.01)):
-        sigma, name, finished = dpmf.api.noise_near(
+        sigma, place, finished = dpmf.api.noise_near(
             SMALL["bsr k=3"], 0.95 * found.noise_multiplier, target_epsilon=2.0, target_delta=1e-5,
             relative_tolerance=3e-3, quick=quick,
         )  # fmt: skip
         assert finished
         assert 0.97 * found.noise_multiplier <= sigma <= more * found.noise_multiplier
-        assert dpmf.api.meets(SMALL["bsr k=3"], sigma, 2.0, 1e-5, name)
+        assert dpmf.api.meets(SMALL["bsr k=3"], sigma, 2.0, 1e-5, place, quick=quick)
+        assert not dpmf.api.meets(SMALL["bsr k=3"], 0.95 * sigma, 2.0, 1e-5, place, quick=quick)
 
 
-def test_whether_a_noise_multiplier_meets_a_target():
-    """Only accountants that prove bounds for the mechanism say yes, and only where their bound meets the target."""
-    mechanism = SMALL["bsr k=3"]
-    sigma = dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5, accountant="chain").noise_multiplier
-    assert dpmf.api.meets(mechanism, sigma, 2.0, 1e-5, "chain")
-    assert dpmf.api.meets(mechanism, 2 * sigma, 2.0, 1e-5, "best")
-    assert not dpmf.api.meets(mechanism, 0.97 * sigma, 2.0, 1e-5, "chain")
-    for name in ("monte-carlo", "pld-accounting", "random-allocation", "lattice", "nobody", ""):
-        assert not dpmf.api.meets(mechanism, 100 * sigma, 2.0, 1e-5, name)
-    with budget.time_limit(0), pytest.raises(budget.OutOfTime, match="no time to check"):
-        dpmf.api.meets(mechanism, sigma, 2.0, 1e-5, "chain")
+@pytest.mark.parametrize(
+    "batching", [dpmf.BallsInBins(1, 8), dpmf.batching.reshuffled(2, 4), dpmf.batching.Poisson(2, 4)]
+)
+def test_whether_a_noise_multiplier_meets_a_target(batching):
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), batching)
+    sigma = dpmf.calibrate(mechanism, target_epsilon=2.0, target_delta=1e-5).noise_multiplier
+    assert dpmf.api.meets(mechanism, sigma, 2.0, 1e-5)
+    assert not dpmf.api.meets(mechanism, 0.99 * sigma, 2.0, 1e-5)
+    with budget.time_limit(0), pytest.raises(budget.OutOfTime):
+        dpmf.api.meets(mechanism, 0.99 * sigma, 2.0, 1e-5)
 
 
 @pytest.mark.parametrize("start", [0.3, 0.98, 1.0, 4.0])

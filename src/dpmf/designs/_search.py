@@ -10,8 +10,8 @@ Work is done in steps, each for one candidate, and what is best done next is dec
 | fine | the same from fine bounds, and a lower bound on σ | up to a minute |
 
 Results are kept in the cache directory, so that a search that was interrupted goes on where it was. What is read there
-is a hint: σ is used after the accountant that found it has met the target there once more, and a lower bound after it
-has missed it.
+is a hint: σ is used after the bound that found it has met the target there once more, and a lower bound after it has
+missed it.
 """
 
 from __future__ import annotations
@@ -223,14 +223,17 @@ def _work(task: _Task) -> _Found:
     """Do one step."""
     start = time.time()
     name = f"{task.candidate.family}, {task.candidate.batching.name}"
+    late = _Found(problem=f"{name}: there was no time for it", unfinished=True)
     if start >= task.ends:
-        return _Found(problem=f"{name}: there was no time for it", unfinished=True)
+        return late
     # Lines on stderr from several processes would run into each other, and the search itself says how far it is.
     quiet = nullcontext() if progress.heard() else progress.listening(lambda what: None)
     try:
         with quiet:
             found = _STEPS[task.step](task)
-    except (ValueError, RuntimeError, np.linalg.LinAlgError, budget.OutOfTime) as reason:
+    except budget.OutOfTime:
+        found = late
+    except (ValueError, RuntimeError, np.linalg.LinAlgError) as reason:
         found = _Found(problem=f"{name}: {reason}", unfinished=time.time() >= task.ends)
     return replace(found, seconds=time.time() - start)
 
@@ -263,16 +266,16 @@ def _certified(task: _Task) -> _Found:
     }  # fmt: skip
 
     def compute() -> cache.Values:
-        sigma, accountant, finished = _noise(mechanism, sampled, task)
+        sigma, place, finished = _noise(mechanism, sampled, task)
         if not finished:
             raise _Unfinished(sigma)
         lower = 0.0 if task.step == "quick" else _lower(mechanism, task)
-        return {accountant: np.array([sigma, lower])}
+        return {"noise_multiplier": np.array([sigma]), "lower": np.array([lower]), "place": np.array(place)}
 
     def holds(values: cache.Values) -> bool:
-        ((accountant, (sigma, lower)),) = values.items()
+        sigma, lower = values["noise_multiplier"][0], values["lower"][0]
         with budget.time_limit(task.ends - time.time()):
-            met = api.meets(mechanism, sigma, epsilon, delta, accountant)
+            met = api.meets(mechanism, sigma, epsilon, delta, *map(int, values["place"]), quick=task.step == "quick")
             with budget.time_limit(_LOWER_SECONDS):
                 met = met and (not lower or lower_bounds.lower_delta(mechanism, lower, epsilon) > delta)
             if not met:
@@ -283,7 +286,7 @@ def _certified(task: _Task) -> _Found:
         values = cache.remember("certified", key, "", None, compute, holds)
     except _Unfinished as early:  # it is a guarantee all the same, but not the last word
         return _Found(_option(mechanism, task.workload, early.noise_multiplier, None, certified=True), unfinished=True)
-    ((sigma, lower),) = (found.tolist() for found in values.values())
+    sigma, lower = (float(values[name][0]) for name in ("noise_multiplier", "lower"))
     return _Found(_option(mechanism, task.workload, sigma, lower or None, certified=True))
 
 
@@ -292,22 +295,23 @@ _STEPS: dict[Step, Callable[[_Task], _Found]] = {
 }  # fmt: skip
 
 
-def _noise(mechanism: Mechanism, sampled: float | None, task: _Task) -> tuple[float, str, bool]:
-    """A guaranteed noise multiplier, whose bound guarantees it, and whether the search for it came to its end."""
+def _noise(mechanism: Mechanism, sampled: float | None, task: _Task) -> tuple[float, list[int], bool]:
+    """A guaranteed noise multiplier, which bound to ask for a check, and whether the search came to its end."""
     epsilon, delta = task.target
     seconds = task.ends - time.time() if math.isfinite(task.ends) else None
     tolerance = _TOLERANCES[task.step]
     if sampled is not None and task.step != "exact":
-        return api.noise_near(
+        sigma, place, finished = api.noise_near(
             mechanism, _ABOVE_SAMPLED * sampled, target_epsilon=epsilon, target_delta=delta,
             relative_tolerance=tolerance, quick=task.step == "quick", time_budget=seconds,
         )  # fmt: skip
+        return sigma, [place], finished
     found = api.calibrate(
         mechanism, target_epsilon=epsilon, target_delta=delta, relative_tolerance=tolerance, time_budget=seconds,
         near=sampled,
     )  # fmt: skip
     finished = not any(details.get("budget_exhausted") for details in found.details.values())
-    return found.noise_multiplier, found.accountant, finished
+    return found.noise_multiplier, [], finished
 
 
 class _Unfinished(Exception):

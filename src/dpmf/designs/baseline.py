@@ -77,7 +77,7 @@ def independent_noise(mechanism: Mechanism, target_epsilon: float, target_delta:
         return {"noise_multiplier": np.array([found.noise_multiplier])}
 
     def holds(values: cache.Values) -> bool:
-        return api.meets(mechanism, values["noise_multiplier"][0], target_epsilon, target_delta, accountant)
+        return api.meets(mechanism, values["noise_multiplier"][0], target_epsilon, target_delta)
 
     key: dict[str, cache.Parameter] = {
         "batching": repr(mechanism.batching), "epsilon": float(target_epsilon).hex(), "delta": float(target_delta).hex()

@@ -9,7 +9,9 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import run
@@ -18,6 +20,7 @@ from forging import forge, values_in
 import dpmf
 from dpmf import api, budget, designs, strategies, workloads
 from dpmf.accountants.combined.least import Least
+from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.batching import BallsInBins, Poisson, reshuffled
 from dpmf.designs import _search, shown
 from dpmf.designs._candidates import candidates
@@ -270,24 +273,32 @@ def _certified(task: _search._Task) -> tuple[float, float | None]:
 def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[float, float | None]]:
     """A directory with a fine answer, and the answer."""
     with pytest.MonkeyPatch.context() as patch:
-        place = tmp_path_factory.mktemp("proved")
-        patch.setenv("DPMF_CACHE_DIR", str(place))
-        return place, _certified(_task())
+        directory = tmp_path_factory.mktemp("proved")
+        patch.setenv("DPMF_CACHE_DIR", str(directory))
+        return directory, _certified(_task())
 
 
 @pytest.fixture
 def without_search(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[float]]:
-    """Once it is called, searches for σ fail, and the σ at which bounds are evaluated are noted."""
-    evaluate = Least.delta
+    """Once it is called, searches for σ fail, and the σ at which checks evaluate bounds are noted."""
 
     def begin() -> list[float]:
         evaluated: list[float] = []
 
-        def noted(self: Least, noise_multiplier: float, *arguments: object) -> object:
-            evaluated.append(noise_multiplier)
-            return evaluate(self, noise_multiplier, *arguments)  # type: ignore[arg-type]
+        def noting(bound: PreparedAccountant) -> PreparedAccountant:
+            def noted(ask: Callable[..., Evaluation | None], sigma: float, *rest: object) -> Evaluation | None:
+                found = ask(sigma, *rest)
+                evaluated.extend([sigma] if found else [])  # there may be no rough bound
+                return found
 
-        monkeypatch.setattr(Least, "delta", noted)
+            for way in ("delta", "rough_delta"):
+                setattr(bound, way, partial(noted, getattr(bound, way)))
+            return bound
+
+        def of(prepared: PreparedAccountant) -> SimpleNamespace:
+            return SimpleNamespace(bounds=lambda: [noting(bound) for bound in Least.of(prepared).bounds()])
+
+        monkeypatch.setattr(api, "Least", SimpleNamespace(of=of))
         for name in ("calibrate", "noise_near"):
             monkeypatch.setattr(api, name, None)
         monkeypatch.setattr(_search.lower_bounds, "lower_noise_multiplier", None)
@@ -310,36 +321,32 @@ def test_a_noise_multiplier_that_still_holds_costs_one_evaluation(
     assert path.read_bytes() == written
 
 
-def _scaled(sigma: float = 1.0, lower: float = 1.0) -> Callable[[dict[str, list[float]]], dict[str, list[float]]]:
-    return lambda values: {name: [sigma * kept[0], lower * kept[1]] for name, kept in values.items()}
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("name", "change"),
     [
-        _scaled(sigma=0.1),
-        _scaled(sigma=0.97),  # what code with a fault might have written
-        _scaled(sigma=math.nan),
-        _scaled(sigma=0.0),
-        _scaled(lower=2.0),
-        _scaled(lower=math.nan),
-        lambda values: {"monte-carlo": next(iter(values.values()))},
-        lambda values: {"nobody": [100.0, 0.0]},
-        lambda values: {**values, "best": [0.1, 0.0]},
-        lambda values: {name: kept[:1] for name, kept in values.items()},
-        lambda values: {"noise_multiplier": [0.1], "lower": [0.05]},
+        ("noise_multiplier", lambda sigma: [sigma / 10]),
+        ("noise_multiplier", lambda sigma: [0.97 * sigma]),  # what code with a fault might have written
+        ("noise_multiplier", lambda sigma: [math.nan]),
+        ("noise_multiplier", lambda sigma: [0.0]),
+        ("noise_multiplier", lambda sigma: []),
+        ("lower", lambda lower: [2 * lower]),
+        ("lower", lambda lower: [math.nan]),
+        ("place", lambda place: [99.0]),
+        ("place", lambda place: [math.nan]),
+        ("place", lambda place: [place, place, place]),
     ],
 )
 def test_an_edited_noise_multiplier_is_found_anew(
     cache_dir: Path,
     proved: tuple[Path, tuple[float, float | None]],
-    change: Callable[[dict[str, list[float]]], dict[str, list[float]]],
+    name: str,
+    change: Callable[[float], list[float]],
 ) -> None:
-    place, found = proved
-    shutil.copytree(place, cache_dir, dirs_exist_ok=True)
+    directory, found = proved
+    shutil.copytree(directory, cache_dir, dirs_exist_ok=True)
     (path,) = cache_dir.glob("certified-*.json")
     good = values_in(path)
-    forge(path, change)
+    forge(path, lambda values: {**values, name: change(values[name][0])})
     assert _certified(_task()) == pytest.approx(found, rel=1e-9)
     assert values_in(path) == {name: pytest.approx(kept, rel=1e-9) for name, kept in good.items()}
 
@@ -357,19 +364,18 @@ def test_a_check_that_time_does_not_allow_keeps_the_file(cache_dir: Path) -> Non
 
 def test_the_time_of_a_search_includes_checks(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time that ends within a check is said to be what a step was short of, and the search ends."""
-    task = replace(_task(), ends=1e12)
+    task = _task()
     _certified(task)
 
-    def late(*_: object) -> bool:
-        monkeypatch.setattr(_search.time, "time", lambda: 2e12)
-        raise budget.OutOfTime("there was no time to check noise multiplier 1")
+    def late(*_: object, **__: object) -> bool:
+        raise budget.OutOfTime
 
     monkeypatch.setattr(api, "meets", late)
     cache.forget()
     found = _search._work(task)
     assert found.option is None
     assert found.unfinished
-    assert found.problem.endswith("there was no time to check noise multiplier 1")
+    assert found.problem.endswith(": there was no time for it")
 
 
 @pytest.mark.parametrize("batching", [Poisson(2, 4), reshuffled(2, 4), BallsInBins(1, 8)], ids=str)
