@@ -14,7 +14,6 @@ from dpmf.mechanism import Mechanism
 from dpmf.training import _target
 from dpmf.training._overflow import Cut
 from dpmf.training._schedule import Schedule
-from dpmf.training._target import saying
 from dpmf.training.noise import strategy_digest
 
 NAME = "dpmf"
@@ -77,14 +76,12 @@ class MatrixMechanismAccountant(IAccountant):  # type: ignore[misc]
         delta = validation.probability("delta", delta)
         if not self.history:
             return 0.0
-        if self.proved is not None and delta == self.proved[1]:
-            return self.proved[0]
         sigma = self.history[0][0]
         if (sigma, delta) not in self._known:
-            with saying("computing the ε of the whole run"):
-                self._known[sigma, delta] = _target.whole_epsilon(mechanism, sigma, delta, self._accountant, self.cut)
-        found = self._known[sigma, delta]
-        return min(found, self.proved[0]) if self.proved is not None and delta >= self.proved[1] else found
+            self._known[sigma, delta] = _target.whole_epsilon(
+                mechanism, sigma, delta, self._accountant, self.cut, self.proved
+            )
+        return self._known[sigma, delta]
 
     def __len__(self) -> int:
         return self.history[0][2] if self.history else 0

@@ -19,7 +19,7 @@ from dpmf.results import Calibration
 from dpmf.training import _target, checkpoint
 from dpmf.training._jax_noise import GENERATOR, checked, jax_privacy, precision, privatizer
 from dpmf.training._jax_trees import packed, unpacked
-from dpmf.training._overflow import Cut
+from dpmf.training._overflow import Cut, CutMechanism
 from dpmf.training._schedule import Schedule, description
 from dpmf.training._sources import new_key
 from dpmf.training._units import Units
@@ -70,6 +70,7 @@ class Private:
       clip_norm: the norm to which the gradient of a record (or user) is clipped.
       expected_batch_size: what sums are divided by.
       cut: what it costs in δ that longer batches are cut.
+      relation: how two data sets may differ that the guarantee compares, in words.
       calibration: how σ was found, if it was calibrated.
     """
 
@@ -87,7 +88,9 @@ class Private:
     ):
         self._jax = jax_privacy()
         assert sampler.cut is not None
-        self.mechanism, self.noise_multiplier, self.clip_norm = mechanism, noise_multiplier, clip_norm
+        self.mechanism: Mechanism = CutMechanism(mechanism.strategy, mechanism.batching)
+        self._uncut, self.noise_multiplier, self.clip_norm = mechanism, noise_multiplier, clip_norm
+        self.relation = sampler.relation
         self.expected_batch_size, self.cut = sampler.expected_batch_size, sampler.cut
         self.calibration = calibration
         self.journal = Journal()
@@ -265,11 +268,9 @@ class Private:
         only for a number of steps that was chosen in advance, whatever the models look like.
         """
         delta = validation.probability("delta", delta)
-        if self._proved is not None and delta == self._proved[1]:
-            return self._proved[0]
-        with _target.saying("computing ε"):
-            found = _target.whole_epsilon(self.mechanism, self.noise_multiplier, delta, self._accountant, self.cut)
-        return min(found, self._proved[0]) if self._proved is not None and delta >= self._proved[1] else found
+        return _target.whole_epsilon(
+            self._uncut, self.noise_multiplier, delta, self._accountant, self.cut, self._proved
+        )
 
     def save(self, path: str | os.PathLike[str], tree: Any) -> None:
         """Write a checkpoint of a tree that holds the state, with the journal of the run beside it.

@@ -109,17 +109,20 @@ class Cut:
             low, high = (low, middle) if enough else (middle, high)
         return high
 
-    def epsilon(self, delta: float, uncut: Callable[[float], float]) -> float:
+    def epsilon(self, delta: float, uncut: Callable[[float], float], known: float = math.inf) -> float:
         """An ε at which the cut mechanism is (ε, delta)-DP; an error where the charge leaves too little of δ.
 
         Args:
           delta: δ.
           uncut: the ε of the uncut mechanism at a given δ.
+          known: an ε that is proved already, which is the answer where the charge leaves too little.
         """
         for share in _SHARES:
             epsilon = uncut(_without(delta, share))
             if self.charge(epsilon) <= share * delta:
                 return epsilon
+        if known < math.inf:
+            return known
         raise ArgumentError(
             "delta",
             f"must be larger for this run, in which cut batches (max_batch_size = {self.max_batch_size}) cost "

@@ -9,13 +9,11 @@ follow nothing but noise.
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpmf import validation
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
-from dpmf.mechanism import Mechanism
 
 
 @dataclass(frozen=True)
@@ -58,30 +56,3 @@ class Schedule:
 def description(batching: AnyBatching) -> dict[str, Any]:
     """A batching as plain values, for checkpoints."""
     return {"kind": type(batching).__name__, **asdict(batching)}
-
-
-def first_part(mechanism: Mechanism, steps: int) -> Mechanism:
-    """A first part of the mechanism that covers these steps, or the whole where its strategy has no such part."""
-    try:
-        return Mechanism(mechanism.strategy, _first_batches(mechanism.batching, steps))
-    except ValueError:
-        return mechanism
-
-
-def _first_batches(batching: AnyBatching, steps: int) -> AnyBatching:
-    b = batching.batches_per_epoch
-    if batching.fixed:
-        return BallsInBins.from_iterations(max(steps, b), b)
-    epochs = math.ceil(steps / b)
-    if isinstance(batching, Poisson):
-        return replace(batching, epochs=epochs)
-    assert isinstance(batching, BallsInBins)
-    m = batching.rethrow_every or 1
-    throws = math.ceil(epochs / m)
-    return BallsInBins(
-        throws * m,
-        b,
-        rethrow_every=batching.rethrow_every,
-        stride=batching.stride,
-        gap=batching.gap if throws > 1 else None,
-    )

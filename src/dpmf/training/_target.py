@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -63,9 +64,24 @@ def noise_for(
 
 
 def whole_epsilon(
-    mechanism: Mechanism, sigma: float, delta: float, accountant: api.AnyAccountant, cut: Cut | None
+    mechanism: Mechanism,
+    sigma: float,
+    delta: float,
+    accountant: api.AnyAccountant,
+    cut: Cut | None,
+    proved: tuple[float, float] | None,
 ) -> float:
-    """The ε at which all steps of a run are (ε, delta)-DP, with the cost of batches that are cut."""
+    """The ε at which all steps of a run are (ε, delta)-DP, with the cost of batches that are cut.
+
+    Args:
+      mechanism, sigma, accountant: the run, and who bounds it.
+      delta: δ.
+      cut: how batches are cut.
+      proved: the (ε, δ) that calibration has proved, which is the answer at its δ, and an upper bound beyond.
+    """
+    if proved is not None and delta == proved[1]:
+        return proved[0]
+    known = proved[0] if proved is not None and delta > proved[1] else math.inf
 
     def uncut(left: float) -> float:
         answer = api.epsilon(mechanism, noise_multiplier=sigma, delta=left, accountant=accountant)
@@ -73,7 +89,8 @@ def whole_epsilon(
             raise ArgumentError("accountant", f"must be one that proves its bound, {answer.accountant} estimates it")
         return answer.epsilon
 
-    return uncut(delta) if cut is None else cut.epsilon(delta, uncut)
+    with saying("computing the ε of the whole run"):
+        return min(uncut(delta) if cut is None else cut.epsilon(delta, uncut, known), known)
 
 
 def _estimates(accountant: api.AnyAccountant) -> str | None:

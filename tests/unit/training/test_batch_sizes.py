@@ -165,6 +165,7 @@ def test_the_charge_is_taken_from_delta_or_refused() -> None:
     other = run.get_epsilon(2e-4)
     whole = dpmf.epsilon(MECHANISM, noise_multiplier=run.noise_multiplier, delta=2e-4, accountant="gaussian").epsilon
     assert whole < other <= 2.0
+    assert run.get_epsilon(1.0001e-4) == 2.0  # nothing else is left by the charge, but this is proved
     with pytest.raises(
         ArgumentError, match=r"delta must be larger .* cut batches \(max_batch_size = 11\) cost .* 1e-08"
     ):

@@ -5,6 +5,7 @@ Record (or user) i pushes coordinate i as hard as clipping allows, so that what 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -342,6 +343,20 @@ def test_the_size_of_batches_and_their_cost_in_delta() -> None:
     assert 1.0 < private.get_epsilon(1e-3) < 2.0
     with pytest.raises(ArgumentError, match="delta must be larger for this run, in which cut batches"):
         private.get_epsilon(1e-9)
+
+
+def test_the_run_says_what_it_compares_and_functions_that_they_do_not_know_its_cuts() -> None:
+    given = {"records": 40, "clip_norm": 1.0, "noise_multiplier": 1.0, "max_batch_size": 20}
+    mechanism = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.BallsInBins(2, 5))
+    private = training.make_private(mechanism, **given)
+    assert private.relation == "the place of one record is left empty"
+    public = training.make_private(mechanism, **given, max_records=50, expected_batch_size=8.0)
+    assert public.relation == "one record is added or removed"
+    with pytest.warns(UserWarning, match="batches of this run are cut"):
+        dpmf.delta(private.mechanism, noise_multiplier=1.0, epsilon=1.0, accountant="gaussian")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private.get_epsilon(0.5)
 
 
 @pytest.mark.parametrize(
