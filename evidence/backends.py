@@ -12,8 +12,9 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 
+from dpmf import store
 from dpmf.errors import missing_extra
-from evidence.fingerprint import code_version
+from evidence.fingerprint import code_version, strategies
 from evidence.quantities import QUANTITIES
 from evidence.spec import Cell
 from evidence.store import Record
@@ -24,6 +25,7 @@ _WAIT = 10.0  # seconds for a cluster to answer
 
 def compute(cell: Cell) -> Record:
     """Run one cell; an error becomes part of the record."""
+    _keep_apart()
     began = time.perf_counter()
     result = error = None
     try:
@@ -32,6 +34,16 @@ def compute(cell: Cell) -> Record:
         where = traceback.extract_tb(problem.__traceback__)[-1]
         error = f"{type(problem).__name__}: {problem} ({os.path.basename(where.filename)}:{where.lineno})"
     return Record(cell, code_version(cell), result, error, time.perf_counter() - began)
+
+
+def _keep_apart() -> None:
+    """From now on this process reads and writes coefficients in a store that only this code of the strategies uses.
+
+    Elsewhere they stay what an earlier optimiser found, and a number is kept with the code that made it.
+    """
+    own = f"evidence-{strategies()}"
+    if store.directory().name != own:
+        os.environ["DPMF_CACHE_DIR"] = str(store.directory() / own)
 
 
 def _died(cell: Cell, problem: BaseException) -> Record:

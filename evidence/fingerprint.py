@@ -98,6 +98,12 @@ def accounting() -> str:
 
 
 @cache
+def strategies() -> str:
+    """The fingerprint of what optimises strategies."""
+    return of_files([PACKAGE / "strategies"])
+
+
+@cache
 def package() -> str:
     """The fingerprint of the whole package."""
     return of_files([PACKAGE])

@@ -32,14 +32,14 @@ _FAR = 500.0  # truths are not computed at a larger ε
 @contextmanager
 def own_cache() -> Iterator[None]:
     """A cache directory that begins empty: what an earlier run left there is no answer of this one."""
-    from dpmf.strategies import cache
+    from dpmf import store
 
     with tempfile.TemporaryDirectory() as place, mock.patch.dict(os.environ, {"DPMF_CACHE_DIR": place}):
-        cache.forget()
+        store.forget()
         try:
             yield
         finally:
-            cache.forget()
+            store.forget()
 
 
 def both(s: Array, epsilon: float, rng: Rng) -> Truth:

@@ -55,14 +55,14 @@ def _notes(path: Path) -> list[str]:
 def calibrate(place: Path) -> None:
     """A few strategies that are optimised, cached and calibrated; every optimisation is noted when it begins."""
     import dpmf
+    from dpmf import store
     from dpmf.accountants import Gaussian
-    from dpmf.strategies import cache
 
     os.environ["DPMF_CACHE_DIR"] = str(place / "cache")
-    cache.forget()
+    store.forget()
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    say = cache._say
-    cache._say = lambda text: (_note(place / "begun", text) if "optimising" in text else None, say(text))[1]  # type: ignore[func-returns-value]
+    say = store._say
+    store._say = lambda text: (_note(place / "begun", text) if "optimising" in text else None, say(text))[1]  # type: ignore[func-returns-value]
     found = {}
     for batches in range(3, 3 + _UNITS):
         mechanism = dpmf.Mechanism(dpmf.strategies.bandinvmf(2), dpmf.BallsInBins(2, batches))

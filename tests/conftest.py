@@ -20,7 +20,7 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 if sys.platform == "linux":  # processes that train together need no name to be looked up to find each other
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-from dpmf.strategies import cache  # noqa: E402
+from dpmf import store  # noqa: E402
 
 # The same examples in every run, so that a red one says something about the change.
 settings.register_profile("dpmf", derandomize=True, deadline=None)
@@ -46,9 +46,9 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """An empty cache for one test."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("DPMF_CACHE_DIR", str(directory))
-    cache.forget()
+    store.forget()
     yield directory
-    cache.forget()
+    store.forget()
 
 
 @pytest.fixture(scope="module")

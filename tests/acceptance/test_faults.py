@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmf.strategies import cache
+from dpmf import store
 from soundness import faults, summary
 
 SMALL = ["--strategy", "dpsgd", "--epochs", "1", "--batches-per-epoch", "3"]
@@ -113,11 +113,11 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_not_the_result(
 ) -> None:
     (tmp_path / "a-file").write_text("")
     monkeypatch.setenv("DPMF_CACHE_DIR", str(tmp_path / place))
-    cache.forget()
-    with pytest.warns(cache.CacheWarning, match="not cached on disk"):
-        found = cache.remember("faults", {"place": place}, "none", "test", lambda: {"a": np.arange(3.0)}, bool)
+    store.forget()
+    with pytest.warns(store.CacheWarning, match="not cached on disk"):
+        found = store.remember("faults", {"place": place}, "test", lambda: {"a": np.arange(3.0)}, bool)
     assert found["a"].tolist() == [0, 1, 2]
-    cache.forget()
+    store.forget()
 
 
 def test_a_full_disk_costs_the_cache_not_the_result(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,20 +125,20 @@ def test_a_full_disk_costs_the_cache_not_the_result(cache_dir: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.warns(cache.CacheWarning, match="No space left on device"):
-        cache.remember("faults", {"n": 1}, "none", "test", lambda: {"a": np.arange(3.0)}, bool)
-    assert list(cache_dir.iterdir()) == []
+    with pytest.warns(store.CacheWarning, match="No space left on device"):
+        store.remember("faults", {"n": 1}, "test", lambda: {"a": np.arange(3.0)}, bool)
+    assert list(cache_dir.glob("*.json")) == []
 
 
 def test_a_cache_file_cut_anywhere_is_never_read(cache_dir: Path) -> None:
     def remember(value: float) -> list[float]:
-        cache.forget()
-        return cache.remember("faults", {"n": 2}, "none", "test", lambda: {"a": np.array([value])}, bool)["a"].tolist()
+        store.forget()
+        return store.remember("faults", {"n": 2}, "test", lambda: {"a": np.array([value])}, bool)["a"].tolist()
 
     assert remember(1.0) == [1.0]
-    (file,) = cache_dir.iterdir()
+    (file,) = cache_dir.glob("*.json")
     content = file.read_bytes()
-    assert json.loads(content)["checksum"]
+    assert set(json.loads(content)) == {"question", "hint"}
     for length in range(0, len(content), 7):
         file.write_bytes(content[:length])
         assert remember(2.0) == [2.0]

@@ -9,7 +9,7 @@ Work is done in steps, each for one candidate, and what is best done next is dec
 | quick | a σ near the sampled one that rough bounds guarantee, about a percent too large | seconds |
 | fine | the same from fine bounds, and a lower bound on σ | up to a minute |
 
-Results are kept in the cache directory, so that a search that was interrupted goes on where it was. What is read there
+Results are kept in the store, so that a search that was interrupted goes on where it was. What is read there
 is a hint: σ is used after the bound that found it has met the target there once more, and a lower bound after it has
 missed it.
 """
@@ -26,14 +26,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from dpmf import api, budget, lower_bounds, progress
+from dpmf import api, budget, lower_bounds, progress, store
 from dpmf.batching import Poisson
 from dpmf.designs._candidates import Candidate
 from dpmf.designs._crew import Crew
 from dpmf.designs.result import Design, Option
 from dpmf.errors import CalibrationError
 from dpmf.mechanism import Mechanism
-from dpmf.strategies import cache
 from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.strategies.streaming import how_to_stream
 from dpmf.workloads import Workload, error
@@ -254,25 +253,25 @@ def _estimated(task: _Task) -> _Found:
 
 
 def _certified(task: _Task) -> _Found:
-    """The option with a guaranteed noise multiplier, from the cache directory if one is there that meets the target."""
+    """The option with a guaranteed noise multiplier, from the store if one is there that meets the target."""
     mechanism, sampled = _mechanism(task)
     epsilon, delta = task.target
     strategy, batching = mechanism.strategy, mechanism.batching
     assert isinstance(strategy, ToeplitzStrategy)
     column = np.ascontiguousarray(strategy.strategy_coef(batching.iterations), dtype="<f8")
-    key: dict[str, cache.Parameter] = {
+    key: dict[str, store.Parameter] = {
         "column": hashlib.sha256(column.tobytes()).hexdigest(), "inverse": str(strategy.given_by_inverse),
         "batching": repr(batching), "epsilon": epsilon.hex(), "delta": delta.hex(), "step": task.step,
     }  # fmt: skip
 
-    def compute() -> cache.Values:
+    def compute() -> store.Values:
         sigma, place, finished = _noise(mechanism, sampled, task)
         if not finished:
             raise _Unfinished(sigma)
         lower = 0.0 if task.step == "quick" else _lower(mechanism, task)
         return {"noise_multiplier": np.array([sigma]), "lower": np.array([lower]), "place": np.array(place)}
 
-    def holds(values: cache.Values) -> bool:
+    def holds(values: store.Values) -> bool:
         sigma, lower = values["noise_multiplier"][0], values["lower"][0]
         with budget.time_limit(task.ends - time.time()):
             met = api.meets(mechanism, sigma, epsilon, delta, *map(int, values["place"]), quick=task.step == "quick")
@@ -283,7 +282,7 @@ def _certified(task: _Task) -> _Found:
         return met
 
     try:
-        values = cache.remember("certified", key, "", None, compute, holds)
+        values = store.remember("certified", key, None, compute, holds)
     except _Unfinished as early:  # it is a guarantee all the same, but not the last word
         return _Found(_option(mechanism, task.workload, early.noise_multiplier, None, certified=True), unfinished=True)
     sigma, lower = (float(values[name][0]) for name in ("noise_multiplier", "lower"))

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpmf import api
+from dpmf import api, store
 from dpmf.batching import BallsInBins, Batching, Poisson, reshuffled
 from dpmf.mechanism import Mechanism
-from dpmf.strategies import cache
 from dpmf.strategies.closed_form import dpsgd
 from dpmf.workloads import IterateError, Workload, error
 
@@ -66,20 +65,20 @@ def error_beside(
 
 
 def independent_noise(mechanism: Mechanism, target_epsilon: float, target_delta: float) -> float:
-    """A guaranteed noise multiplier of DP-SGD, from the cache directory if one is there that meets the target."""
+    """A guaranteed noise multiplier of DP-SGD, from the store if one is there that meets the target."""
     accountant = "best" if isinstance(mechanism.batching, Poisson) else "lattice"
 
-    def compute() -> cache.Values:
+    def compute() -> store.Values:
         found = api.calibrate(
             mechanism, target_epsilon=target_epsilon, target_delta=target_delta, accountant=accountant,
             relative_tolerance=_TOLERANCE,
         )  # fmt: skip
         return {"noise_multiplier": np.array([found.noise_multiplier])}
 
-    def holds(values: cache.Values) -> bool:
+    def holds(values: store.Values) -> bool:
         return api.meets(mechanism, values["noise_multiplier"][0], target_epsilon, target_delta)
 
-    key: dict[str, cache.Parameter] = {
+    key: dict[str, store.Parameter] = {
         "batching": repr(mechanism.batching), "epsilon": float(target_epsilon).hex(), "delta": float(target_delta).hex()
     }  # fmt: skip
-    return float(cache.remember("independent", key, "", None, compute, holds)["noise_multiplier"][0])
+    return float(store.remember("independent", key, None, compute, holds)["noise_multiplier"][0])

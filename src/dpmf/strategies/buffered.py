@@ -26,22 +26,24 @@ def fault_of(column: Array) -> str | None:
     return f"a negative coefficient ({least:.3g})" if least < -_ROUNDING * float(column.max()) else None
 
 
-def fault_in(values: Mapping[str, Array], n: int, most: int) -> str | None:
+@np.errstate(over="ignore", invalid="ignore")  # a file may say anything
+def fault_in(values: Mapping[str, Array], kept: str, n: int, most: int) -> str | None:
     """Say why accounting cannot use what an optimiser, or a file, gives for n iterations; None if it can.
 
     Args:
-      values: the coefficients of C or of C⁻¹, or the buffers of C, by the names that the cache has for them. What is
-        named "estimate" is none.
+      values: arrays by the names that the store has for them.
+      kept: what makes C: "strategy_coef" or "noising_coef", the coefficients of C or of C⁻¹, or "buf_decay", which goes
+        with "output_scale". A LookupError or ValueError says that they are not there, or of different lengths.
       n: the number of iterations.
       most: how many coefficients or buffers there may be.
     """
-    if any(len(array) > most for name, array in values.items() if name != "estimate"):
+    if len(values[kept]) > most:
         return f"more than {most} numbers"
-    if "strategy_coef" in values:
-        return fault_of(values["strategy_coef"])
-    if "buf_decay" in values:
-        return fault_of(buffered_coef(values["buf_decay"], values["output_scale"], n))
-    noising = values["noising_coef"]  # Theorem 1 of docs/theory/floating-point.md rests on this
+    if kept == "strategy_coef":
+        return fault_of(values[kept])
+    if kept == "buf_decay":
+        return fault_of(buffered_coef(values[kept], values["output_scale"], n))
+    noising = values[kept]  # Theorem 1 of docs/theory/floating-point.md rests on this
     if noising[0] == 1 and np.all(noising[1:] <= 0) and -noising[1:].sum() <= 1 + _ROUNDING:
         return fault_of(invert_series(noising, n))
     return "coefficients of the inverse that are not 1 and then at most 0, with a sum of at least 0"

@@ -2,7 +2,7 @@
 
 They are optimised for a number of iterations and (BLT, BandInvMF) for how often and how far apart a record takes part.
 `Mechanism` fills that in from the batching, through `for_batching`; it can also be given by hand. Without it, they are
-optimised for the iterations asked for and a single participation. Results are cached on disk (see `cache`).
+optimised for the iterations asked for and a single participation. Results are kept on disk (see `store`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpmf import errors, validation
+from dpmf import errors, store, validation
 from dpmf.numerics import Array
-from dpmf.strategies import cache
 from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, pad_or_cut
 from dpmf.strategies.buffered import BufferedStrategy, fault_in
 
@@ -63,7 +62,7 @@ class _OptimisedForSchedule(_Optimised):
         return filled
 
     def _problem(self, iterations: int) -> tuple[int, int, int]:
-        """Return (n, min_sep, participations), the same for equal problems, so that they share a cache entry."""
+        """Return (n, min_sep, participations), the same for equal problems, so that they share a file of the store."""
         n = self._horizon(iterations)
         most = 1 if self.min_sep is None else -(-n // self.min_sep)
         k = most if self.max_participations is None else min(self.max_participations, most)
@@ -90,13 +89,13 @@ class BandMF(_Optimised):
         if bands == 1:
             return pad_or_cut(np.ones(1), iterations)  # there is nothing to choose
 
-        def compute() -> cache.Values:
+        def compute() -> store.Values:
             with _jax_double("BandMF"):
                 from jax_privacy.matrix_factorization import toeplitz
 
                 return {"strategy_coef": np.array(toeplitz.optimize_banded_toeplitz(n, bands), dtype=np.float64)}
 
-        found = _remember("bandmf", self.name, n, bands, {"bands": bands}, compute)
+        found = _remember("bandmf", self.name, "strategy_coef", n, bands, {"bands": bands}, compute)
         # What is left below zero is rounding.
         return pad_or_cut(np.maximum(found["strategy_coef"], 0.0), iterations)
 
@@ -121,7 +120,7 @@ class BLT(_OptimisedForSchedule, BufferedStrategy):
         if n == 1:
             return np.zeros(0), np.zeros(0)
 
-        def compute() -> cache.Values:
+        def compute() -> store.Values:
             bounds = {} if self.d is None else {"min_buffers": self.d, "max_buffers": self.d}
             with _jax_double("BLT"):
                 from jax_privacy.matrix_factorization import buffered_toeplitz
@@ -139,10 +138,10 @@ class BLT(_OptimisedForSchedule, BufferedStrategy):
                 scale = np.array(blt.output_scale, dtype=np.float64)
             return {"buf_decay": decay, "output_scale": scale}
 
-        parameters: dict[str, cache.Parameter] = {
+        parameters: dict[str, store.Parameter] = {
             "min_sep": min_sep, "participations": k, "buffers": self.d, "error": self.error
         }  # fmt: skip
-        found = _remember("blt", self.name, n, self.d or _MAX_BUFFERS, parameters, compute)
+        found = _remember("blt", self.name, "buf_decay", n, self.d or _MAX_BUFFERS, parameters, compute)
         return found["buf_decay"], found["output_scale"]
 
 
@@ -170,16 +169,15 @@ class BandInvMF(_OptimisedForSchedule, InverseToeplitzStrategy):
         if bands == 1:
             return pad_or_cut(np.ones(1), iterations)
 
-        def compute() -> cache.Values:
+        def compute() -> store.Values:
             from dpmf.strategies.banded_inverse import optimise_noising_coef
 
             return {"noising_coef": optimise_noising_coef(n, bands, min_sep, k, self.error)}
 
-        parameters: dict[str, cache.Parameter] = {
+        parameters: dict[str, store.Parameter] = {
             "min_sep": min_sep, "participations": k, "bands": bands, "error": self.error
         }  # fmt: skip
-        version = f"{cache.code()}, scipy {_version('scipy')}"
-        found = _remember("bandinvmf", self.name, n, bands, parameters, compute, version)
+        found = _remember("bandinvmf", self.name, "noising_coef", n, bands, parameters, compute)
         return pad_or_cut(found["noising_coef"], iterations)
 
 
@@ -260,32 +258,21 @@ def _suffix(error: str, usual: str) -> str:
     return "" if error == usual else f", {error} error"
 
 
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
-
-
 def _remember(
-    kind: str, name: str, n: int, most: int, parameters: dict[str, cache.Parameter],
-    compute: Callable[[], cache.Values], optimiser: str | None = None,
-) -> cache.Values:  # fmt: skip
-    """Call `cache.remember` for at most so many numbers. What jax-privacy has computed does not import it."""
-    if optimiser is None:
-        try:
-            optimiser = f"jax-privacy {_version('jax-privacy')}"
-        except ImportError:
-            raise errors.missing_extra("jax-privacy", "jax", name.split("(")[0]) from None
+    kind: str, name: str, kept: str, n: int, most: int, parameters: dict[str, store.Parameter],
+    compute: Callable[[], store.Values],
+) -> store.Values:  # fmt: skip
+    """Call `store.remember` for what `fault_in` finds no fault in. What jax-privacy has computed does not import it."""
 
-    def checked() -> cache.Values:
+    def checked() -> store.Values:
         values = compute()
-        if fault := fault_in(values, n, most):
+        if fault := fault_in(values, kept, n, most):
             raise RuntimeError(f"the optimiser failed for {name}: it gave {fault}")
         return values
 
-    return cache.remember(
-        kind, {"n": n, **parameters}, optimiser, f"{name} for N={n}", checked,
-        lambda values: fault_in(values, n, most) is None,
+    return store.remember(
+        kind, {"n": n, **parameters}, f"{name} for N={n}", checked,
+        lambda values: fault_in(values, kept, n, most) is None,
     )  # fmt: skip
 
 

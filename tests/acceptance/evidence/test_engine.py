@@ -16,6 +16,7 @@ from evidence_cells import SMALL, cell, command, environment, in_process
 from waiting import until
 
 import dpmf
+from dpmf import store
 from dpmf.errors import MissingExtraError
 from evidence import backends, engine, fingerprint, quantities
 from evidence.results import settings
@@ -248,6 +249,21 @@ def test_failures_are_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
         assert (again.done, again.failed, again.known) == (0, 0, 4)
         retried = engine.run(store, cells, jobs=1, retry_failed=True)
         assert (retried.done, retried.failed, retried.known) == (0, 1, 3)
+
+
+def test_coefficients_are_found_by_the_code_that_is_recorded(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another optimiser left in the user's store, or in that of other code, is not read."""
+    mechanism = MechanismSpec("bandinvmf", 2, 10, 2)
+    one = Cell.of("divergence", mechanism=mechanism, order=2, sigma=3.0, bandwidth=1)
+    for code in ("one", "other"):
+        monkeypatch.setattr(backends, "strategies", lambda code=code: code)
+        monkeypatch.setenv("DPMF_CACHE_DIR", str(cache_dir))
+        for _ in range(2):
+            assert backends.compute(one).error is None
+            store.forget()
+            quantities._mechanism.cache_clear()
+    files = sorted(path.relative_to(cache_dir).parent.as_posix() for path in cache_dir.rglob("*.json"))
+    assert files == ["evidence-one", "evidence-other"]
 
 
 def deadly(one: Cell, parent: int) -> Record:

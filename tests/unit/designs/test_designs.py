@@ -18,14 +18,13 @@ from command_line import run
 from forging import forge, values_in
 
 import dpmf
-from dpmf import api, budget, designs, strategies, workloads
+from dpmf import api, budget, designs, store, strategies, workloads
 from dpmf.accountants.combined.least import Least
 from dpmf.accountants.protocol import Evaluation, PreparedAccountant
 from dpmf.batching import BallsInBins, Poisson, reshuffled
 from dpmf.designs import _search, shown
 from dpmf.designs._candidates import candidates
 from dpmf.designs.baseline import independent_noise
-from dpmf.strategies import cache
 
 SHAPE = {"epochs": 2, "batches_per_epoch": 4}
 FAST = ["--epochs", "2", "--batches-per-epoch", "4", "--epsilon", "4", "--delta", "1e-4", "--workers", "1"]
@@ -35,9 +34,9 @@ FAST = ["--epochs", "2", "--batches-per-epoch", "4", "--epsilon", "4", "--delta"
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPMF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        cache.forget()
+        store.forget()
         yield
-    cache.forget()
+    store.forget()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_a_design_goes_on_where_it_was_interrupted(found: designs.Design, monkey
     """Interrupts come in the third calibration. The next design begins there, and one that has ended does nothing."""
 
     def design() -> designs.Design:
-        cache.forget()
+        store.forget()
         return dpmf.design(
             **SHAPE, target_epsilon=4.0, target_delta=1e-4, workload=workloads.damped(5), bandwidths=(1, 2),
             batchings=("fixed", "cyclic", "poisson", "cyclic-poisson"),
@@ -263,7 +262,7 @@ def _task(step: str = "fine") -> _search._Task:
 
 
 def _certified(task: _search._Task) -> tuple[float, float | None]:
-    cache.forget()
+    store.forget()
     option = _search._certified(task).option
     assert option is not None
     return option.noise_multiplier, option.lower
@@ -333,6 +332,7 @@ def test_a_noise_multiplier_that_still_holds_costs_one_evaluation(
         ("lower", lambda lower: [math.nan]),
         ("place", lambda place: [99.0]),
         ("place", lambda place: [math.nan]),
+        ("place", lambda place: [math.inf]),
         ("place", lambda place: [place, place, place]),
     ],
 )
@@ -371,7 +371,7 @@ def test_the_time_of_a_search_includes_checks(cache_dir: Path, monkeypatch: pyte
         raise budget.OutOfTime
 
     monkeypatch.setattr(api, "meets", late)
-    cache.forget()
+    store.forget()
     found = _search._work(task)
     assert found.option is None
     assert found.unfinished
@@ -383,7 +383,7 @@ def test_independent_noise_is_checked_where_it_is_read(
     cache_dir: Path, without_search: Callable[[], list[float]], batching: dpmf.batching.Batching
 ) -> None:
     def asked() -> float:
-        cache.forget()
+        store.forget()
         return independent_noise(dpmf.Mechanism(strategies.dpsgd(), batching), *TARGET)
 
     found = asked()

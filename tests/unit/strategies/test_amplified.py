@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmf import strategies, workloads
+from dpmf import store, strategies, workloads
 from dpmf.batching import BallsInBins, Poisson, reshuffled
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
-from dpmf.strategies import cache
 from dpmf.strategies.amplified import _families, _search
 from dpmf.strategies.amplified._families import Family
 from dpmf.strategies.amplified._losses import Sampler
@@ -35,7 +34,7 @@ FAMILIES: list[Family] = [
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPMF_CACHE_DIR", str(tmp_path))
-    cache.forget()
+    store.forget()
 
 
 def slow_gram(column: Array, throw: Throw) -> Array:
@@ -155,7 +154,7 @@ def test_families_with_fixed_bins(options: dict[str, object], monkeypatch: pytes
     assert column.min() >= 0
     assert found.estimate().root_mean_square < 0.95 * 2.6 * math.sqrt(15.5)  # independent noise takes σ ≈ 2.6 here
     assert mechanism.gram.shape == (10, 10)
-    cache.forget()
+    store.forget()
     monkeypatch.setattr(_search, "_minimise", None)  # the second one comes from the disk
     np.testing.assert_array_equal(make().strategy_coef(30), column)
     assert make() == found

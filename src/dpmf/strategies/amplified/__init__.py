@@ -3,21 +3,20 @@
 The published optimisers (`unamplified`) minimise error × sensitivity. With amplification by batching the noise
 multiplier is not proportional to the sensitivity, and the best C is another one. Here σ is estimated by sampling while
 the coefficients are sought (`_losses`, `_search`); accountants then bound the σ of the result like that of any other
-strategy. Results are cached on disk (see `cache`).
+strategy. Results are kept on disk (see `store`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dpmf import validation
+from dpmf import store, validation
 from dpmf.errors import ArgumentError
 from dpmf.numerics import Array
-from dpmf.strategies import cache
 from dpmf.strategies.amplified import _families
 from dpmf.strategies.amplified._search import Throw, search
 from dpmf.strategies.base import InverseToeplitzStrategy, ToeplitzStrategy, pad_or_cut
@@ -40,7 +39,7 @@ class SampledError(NamedTuple):
     """What the search expects: an estimate of σ by sampling, and the root mean square error with it. No guarantee.
 
     Both are NaN where bins are so far apart that error × norm was minimised, without an estimate of σ. What was read
-    from the cache is not sampled again.
+    from disk is not sampled again.
     """
 
     noise_multiplier: float
@@ -66,6 +65,8 @@ class _Amplified(ToeplitzStrategy):
     family: str
     size: int
 
+    _kept: ClassVar[str] = "strategy_coef"  # what the store has of C, see `fault_in`
+
     @property
     def name(self) -> str:
         size = f"{'d' if self.family == 'blt' else 'p'}={self.size}"
@@ -79,29 +80,29 @@ class _Amplified(ToeplitzStrategy):
                 "iterations", f"at most {self.batching.iterations}, what {self.name} is optimised for", iterations
             )
 
-    def _values(self, iterations: int) -> cache.Values:
+    def _values(self, iterations: int) -> store.Values:
         self.check_iterations(iterations)
         return self._found()
 
-    def _found(self) -> cache.Values:
-        parameters: dict[str, cache.Parameter] = {
+    def _found(self) -> store.Values:
+        parameters: dict[str, store.Parameter] = {
             "batching": repr(self.batching), "workload": self.workload.key, "epsilon": self.epsilon.hex(),
             "delta": self.delta.hex(), "family": self.family, "size": self.size,
         }  # fmt: skip
         what = self.name.removeprefix("optimised ")
         label = f"{what} for {self.batching.name}, {self.workload.name}, ε = {self.epsilon:g}"
 
-        def holds(values: cache.Values) -> bool:
+        def holds(values: store.Values) -> bool:
             possible = not min(SampledError(*values["estimate"])) <= 0  # it may be NaN
-            return possible and fault_in(values, self.batching.iterations, self.size) is None
+            return possible and fault_in(values, self._kept, self.batching.iterations, self.size) is None
 
-        return cache.remember("optimised", parameters, cache.code(), label, self._search, holds)
+        return store.remember("optimised", parameters, label, self._search, holds)
 
     def estimate(self) -> SampledError:
         """Return what the search expects of the strategy, by sampling."""
         return SampledError(*self._found()["estimate"].tolist())
 
-    def _search(self) -> cache.Values:
+    def _search(self) -> store.Values:
         n, loss = self._loss()
         throw = _throw(self.batching)
         target = self.epsilon, self.delta
@@ -115,7 +116,7 @@ class _Amplified(ToeplitzStrategy):
             best = min(ends, key=lambda end: math.inf if math.isnan(end.error) else end.error)
             start = family.parameters_of(power.columns(best.parameters).strategy)
         found = search(family, throw, loss, target, start)
-        values: cache.Values = {"estimate": np.array([found.noise_multiplier, found.error])}
+        values: store.Values = {"estimate": np.array([found.noise_multiplier, found.error])}
         if isinstance(family, _families.Buffered) and self.family == "blt":
             values["buf_decay"], values["output_scale"] = family.parts(found.parameters)
         elif isinstance(family, _families.BandedInverse):
@@ -148,6 +149,8 @@ class AmplifiedToeplitz(_Amplified):
 class AmplifiedInverse(_Amplified, InverseToeplitzStrategy):
     """Toeplitz C with a banded inverse."""
 
+    _kept = "noising_coef"
+
     def noising_coef(self, iterations: int) -> Array:
         return pad_or_cut(self._values(iterations)["noising_coef"], iterations)
 
@@ -155,6 +158,8 @@ class AmplifiedInverse(_Amplified, InverseToeplitzStrategy):
 @dataclass(frozen=True)
 class AmplifiedBuffers(_Amplified, BufferedStrategy):
     """Buffered linear Toeplitz C."""
+
+    _kept = "buf_decay"
 
     def buffers(self, iterations: int) -> tuple[Array, Array]:
         values = self._values(iterations)

@@ -1,4 +1,4 @@
-"""The disk cache of optimised strategies: exact, atomic, never in the way."""
+"""The store of what was found earlier: exact, atomic, a hint that is checked, never in the way."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from forging import forge
 from waiting import until
 
 import dpmf
-from dpmf import progress, strategies
-from dpmf.strategies import _lock, cache
+from dpmf import progress, store, strategies
 
 
 class Counter:
@@ -32,26 +32,35 @@ class Counter:
     def __init__(self, value: float = 0.1) -> None:
         self.calls, self.value = 0, value
 
-    def __call__(self) -> cache.Values:
+    def __call__(self) -> store.Values:
         self.calls += 1
         return {"a": np.array([self.value, 1 / 3, 5e-324]), "b": np.zeros(0)}
 
 
-def remember(compute: Callable[[], cache.Values], optimiser: str = "o 1", kind: str = "k", **parameters: Any) -> Any:
-    return cache.remember(kind, parameters, optimiser, "Work for N=1", compute, bool)["a"].tolist()
+def remember(compute: Callable[[], store.Values], kind: str = "k", **parameters: Any) -> Any:
+    return store.remember(kind, parameters, "Work for N=1", compute, lambda values: len(values["a"]) == 3)["a"].tolist()
+
+
+def entries(directory: Path) -> list[Path]:
+    """The files of the store, without the empty ones that locks are taken on."""
+    files = set(directory.iterdir()) if directory.exists() else set()
+    assert {path.suffix for path in files} <= {".json", ".lock"}
+    return sorted(path for path in files if path.suffix == ".json")
 
 
 def test_cache_keeps_values_bit_for_bit(cache_dir: Path) -> None:
     compute = Counter()
     first = remember(compute, n=1)
     assert remember(compute, n=1) == first  # from memory
-    cache.forget()
+    store.forget()
     assert remember(compute, n=1) == first  # from disk
     assert compute.calls == 1
     assert first == [0.1, 1 / 3, 5e-324]
     with pytest.raises(ValueError, match="read-only"):
-        cache.remember("k", {"n": 1}, "o 1", "", compute, bool)["a"][0] = 2
-    assert [path.suffix for path in cache_dir.iterdir()] == [".json"]
+        store.remember("k", {"n": 1}, "", compute, bool)["a"][0] = 2
+    (path,) = entries(cache_dir)
+    assert set(json.loads(path.read_text())) == {"question", "hint"}
+    assert {file.stat().st_mode & 0o777 for file in cache_dir.iterdir()} == {0o600}
 
 
 def test_cache_entries_do_not_collide(cache_dir: Path) -> None:
@@ -62,15 +71,14 @@ def test_cache_entries_do_not_collide(cache_dir: Path) -> None:
         {"n": None},
         {"n": 1, "b": 2},
         {"b": 1},
-        {"n": 1, "optimiser": "o 2"},
         {"n": 1, "kind": "j"},
     ]
     for number, parameters in enumerate(asked):
         assert remember(Counter(number), **parameters)[0] == number
-    cache.forget()
+    store.forget()
     for number, parameters in enumerate(asked):
         assert remember(Counter(-1), **parameters)[0] == number
-    assert len(list(cache_dir.iterdir())) == len(asked)
+    assert len(entries(cache_dir)) == len(asked)
 
 
 def test_every_parameter_of_a_strategy_is_in_its_key(cache_dir: Path) -> None:
@@ -84,7 +92,7 @@ def test_every_parameter_of_a_strategy_is_in_its_key(cache_dir: Path) -> None:
     ]
     for strategy in made:
         strategy.strategy_coef(12)
-    assert len(list(cache_dir.iterdir())) == len(made)
+    assert len(entries(cache_dir)) == len(made)
 
 
 def _edit(change: Callable[[Any], object]) -> Callable[[Path], object]:
@@ -105,19 +113,22 @@ def _edit(change: Callable[[Any], object]) -> Callable[[Path], object]:
         lambda path: path.write_text("[]"),
         lambda path: path.write_text("null"),
         lambda path: path.write_text("[" * 100_000),
-        lambda path: path.write_text(path.read_text().replace("0x1.9", "0x1.8")),
-        _edit(lambda record: record["values"].update(a=["0x1p0"])),
-        _edit(lambda record: record["values"].update(a="x")),
-        _edit(lambda record: record["key"].update(kind="j")),
-        _edit(lambda record: record.pop("checksum")),
+        _edit(lambda entry: entry["hint"].update(a=["0x1p0"])),
+        _edit(lambda entry: entry["hint"].update(a="x")),
+        _edit(lambda entry: entry["hint"].update(a=["0x1p99999"])),
+        _edit(lambda entry: entry["hint"].update(a=[1.0, 2.0, 3.0])),
+        _edit(lambda entry: entry.update(hint=["a"])),
+        _edit(lambda entry: entry["question"].update(kind="j")),
+        _edit(lambda entry: entry.pop("question")),
+        _edit(lambda entry: entry.pop("hint")),
     ],
 )
-def test_a_damaged_or_foreign_cache_file_is_replaced(cache_dir: Path, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_or_foreign_file_is_replaced(cache_dir: Path, damage: Callable[[Path], object]) -> None:
     remember(Counter(), n=1)
-    (path,) = cache_dir.iterdir()
+    (path,) = entries(cache_dir)
     good = path.read_bytes()
     damage(path)
-    cache.forget()
+    store.forget()
     compute = Counter()
     assert remember(compute, n=1)[0] == 0.1
     assert compute.calls == 1
@@ -128,12 +139,12 @@ def test_what_was_read_is_used_only_if_it_holds(cache_dir: Path) -> None:
     asked: list[float] = []
 
     def remembered(compute: Counter, answer: bool) -> float:
-        def holds(values: cache.Values) -> bool:
+        def holds(values: store.Values) -> bool:
             asked.append(float(values["a"][0]))
             return answer
 
-        cache.forget()
-        return float(cache.remember("k", {"n": 1}, "o 1", None, compute, holds)["a"][0])
+        store.forget()
+        return float(store.remember("k", {"n": 1}, None, compute, holds)["a"][0])
 
     assert remembered(Counter(1.0), True) == 1.0  # computed here, so nobody needs to ask
     assert remembered(Counter(2.0), True) == 1.0
@@ -142,13 +153,13 @@ def test_what_was_read_is_used_only_if_it_holds(cache_dir: Path) -> None:
     assert remembered(Counter(3.0), True) == 2.0
 
 
-@pytest.mark.parametrize("values", [{}, {"b": [1.0]}, {"a": []}])
+@pytest.mark.parametrize("values", [{}, {"b": [1.0]}, {"a": []}, {"a": [float("inf")]}, {"a": [float("nan")]}])
 def test_values_of_other_shapes_are_computed_anew(cache_dir: Path, values: dict[str, list[float]]) -> None:
     remember(Counter(), n=1)
-    (path,) = cache_dir.iterdir()
+    (path,) = entries(cache_dir)
     forge(path, lambda _: values)
-    cache.forget()
-    found = cache.remember("k", {"n": 1}, "o 1", None, Counter(0.7), lambda values: bool(values["a"][0]))
+    store.forget()
+    found = store.remember("k", {"n": 1}, None, Counter(0.7), lambda values: int(values["a"][0]) >= 0)
     assert found["a"][0] == 0.7
 
 
@@ -168,8 +179,12 @@ def _optimised(**options: object) -> strategies.base.ToeplitzStrategy:
         (lambda: strategies.bandinvmf(3), {"noising_coef": []}),
         (lambda: strategies.bandmf(3), {"strategy_coef": [1.0, -0.5, 0.1]}),
         (lambda: strategies.bandmf(3), {"strategy_coef": [0.0, 0.5, 0.1]}),
+        (lambda: strategies.bandmf(3), {"strategy_coef": []}),
+        (lambda: strategies.bandmf(3), {"noising_coef": [1.0, -0.5, -0.1]}),
         (lambda: strategies.bandmf(3), {"strategy_coef": [1.0, 0.5, 0.1, 0.1]}),
         (lambda: strategies.blt(1), {"buf_decay": [float("inf")], "output_scale": [0.5]}),
+        (lambda: strategies.blt(1), {"buf_decay": [1e200], "output_scale": [0.5]}),
+        (lambda: strategies.blt(1), {"strategy_coef": [1.0]}),
         (lambda: strategies.blt(1), {"buf_decay": [0.5], "output_scale": [-0.5]}),
         (lambda: strategies.blt(1), {"buf_decay": [0.5], "output_scale": [0.5, 0.5]}),
         (lambda: strategies.blt(1), {"buf_decay": [0.5, 0.5], "output_scale": [0.5, 0.5]}),
@@ -185,35 +200,14 @@ def test_coefficients_that_accounting_cannot_use_are_found_anew(
     cache_dir: Path, make: Callable[[], strategies.base.ToeplitzStrategy], change: dict[str, list[float]]
 ) -> None:
     found = make().strategy_coef(6).tolist()
-    (path,) = cache_dir.iterdir()
+    (path,) = entries(cache_dir)
     good = path.read_bytes()
-    cache.forget()
+    store.forget()
     assert make().strategy_coef(6).tolist() == found
-    forge(
-        path, lambda values: {name: change.get(name, kept) for name, kept in values.items() if set(change) & {*values}}
-    )
-    cache.forget()
+    forge(path, lambda values: {**(values if set(change) <= set(values) else {}), **change})
+    store.forget()
     assert make().strategy_coef(6).tolist() == found
     assert path.read_bytes() == good
-
-
-def test_coefficients_of_other_code_are_not_read(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategies.bandinvmf(2).strategy_coef(10)
-    strategies.optimised(dpmf.BallsInBins(1, 2), dpmf.workloads.prefix(), (4.0, 1e-4), bandwidth=2).estimate()
-    before = set(cache_dir.iterdir())
-    monkeypatch.setattr(cache, "code", lambda: "other code")
-    cache.forget()
-    strategies.bandinvmf(2).strategy_coef(10)
-    strategies.optimised(dpmf.BallsInBins(1, 2), dpmf.workloads.prefix(), (4.0, 1e-4), bandwidth=2).estimate()
-    assert len(set(cache_dir.iterdir()) - before) == len(before) == 2
-
-
-def test_the_code_of_strategies_is_what_their_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = cache.code.__wrapped__()
-    assert now == cache.code()
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "banded_inverse.py"))
-    assert cache.code.__wrapped__() != now
 
 
 def test_an_unwritable_cache_warns_once_and_works(
@@ -221,7 +215,7 @@ def test_an_unwritable_cache_warns_once_and_works(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("DPMF_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.warns(cache.CacheWarning, match="not cached on disk: .*Not a directory") as caught:
+    with pytest.warns(store.CacheWarning, match="not cached on disk: .*Not a directory") as caught:
         values = [remember(Counter(), n=n)[0] for n in (1, 2)]
     assert values == [0.1, 0.1]
     assert len(caught) == 1
@@ -239,16 +233,16 @@ def test_a_full_disk_leaves_nothing_behind(cache_dir: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(os, step, full)
-        with pytest.warns(cache.CacheWarning, match="No space left"):
+        with pytest.warns(store.CacheWarning, match="No space left"):
             assert remember(Counter(), n=1)[0] == 0.1
-    assert list(cache_dir.glob("*")) == []
+    assert entries(cache_dir) == []
 
 
 def test_an_interrupted_write_keeps_the_old_file(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(Counter(), n=1)
-    (path,) = cache_dir.iterdir()
+    (path,) = entries(cache_dir)
     path.write_text("damaged")
-    cache.forget()
+    store.forget()
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -257,36 +251,36 @@ def test_an_interrupted_write_keeps_the_old_file(cache_dir: Path, monkeypatch: p
         patch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             remember(Counter(), n=1)
-    assert [(p, p.read_text()) for p in cache_dir.iterdir()] == [(path, "damaged")]
+    assert [(p, p.read_text()) for p in entries(cache_dir)] == [(path, "damaged")]
 
 
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DPMF_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/somewhere")
-    assert cache.directory() == Path("/somewhere/.cache/dpmf")
+    assert store.directory() == Path("/somewhere/.cache/dpmf")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.directory() == Path("/somewhere/.cache/dpmf")
+    assert store.directory() == Path("/somewhere/.cache/dpmf")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache.directory() == Path("/xdg/dpmf")
+    assert store.directory() == Path("/xdg/dpmf")
     monkeypatch.setenv("DPMF_CACHE_DIR", "/own")
-    assert cache.directory() == Path("/own")
+    assert store.directory() == Path("/own")
 
 
 def test_no_home_directory_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(cache, "directory", homeless)
-    with pytest.warns(cache.CacheWarning, match="set DPMF_CACHE_DIR"):
+    monkeypatch.setattr(store, "directory", homeless)
+    with pytest.warns(store.CacheWarning, match="set DPMF_CACHE_DIR"):
         assert remember(Counter(), n=1)[0] == 0.1
 
 
 def test_memory_is_bounded(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_MEMO_SIZE", 3)
+    monkeypatch.setattr(store, "_MEMO_SIZE", 3)
     for n in range(9):
         remember(Counter(n), n=n)
-    assert len(cache._memo) == 3
+    assert len(store._memo) == 3
 
 
 def test_progress_line(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +288,7 @@ def test_progress_line(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr()
     assert shown.out == ""
     assert re.fullmatch(r"dpmf: optimising BandInvMF\(p=2\) for N=10 \.\.\. \d+\.\d s\n", shown.err)
-    cache.forget()
+    store.forget()
     strategies.bandinvmf(2).strategy_coef(10)
     assert capsys.readouterr() == ("", "")
 
@@ -308,13 +302,13 @@ def test_a_listener_is_told_instead(cache_dir: Path, capsys: pytest.CaptureFixtu
 
 
 def test_progress_line_on_failure(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> cache.Values:
+    def fail() -> store.Values:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
         remember(fail)
     assert capsys.readouterr().err == "dpmf: optimising Work for N=1 ... failed\n"
-    assert list(cache_dir.glob("*")) == []
+    assert entries(cache_dir) == []
 
 
 def test_progress_on_a_terminal(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +335,7 @@ WORK = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from dpmf.strategies import cache
+from dpmf import store
 
 place = Path(sys.argv[1])
 
@@ -352,7 +346,7 @@ def compute():
         time.sleep(0.01)
     return {"a": np.array([float(sys.argv[2])])}
 
-print(cache.remember("k", {"n": 1}, "o 1", "Work", compute, bool)["a"].tolist())
+print(store.remember("k", {"n": 1}, "Work", compute, bool)["a"].tolist())
 """
 
 
@@ -369,7 +363,6 @@ def begun(place: Path) -> list[str]:
 
 
 def test_two_processes_compute_once(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
     first = start(tmp_path, "1")
     until(lambda: begun(tmp_path) == ["1"])
     second = start(tmp_path, "2")
@@ -378,11 +371,10 @@ def test_two_processes_compute_once(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert first.communicate(timeout=60)[0] == second.communicate(timeout=60)[0] == "[1.0]\n"
     assert begun(tmp_path) == ["1"]
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
+    assert len(entries(tmp_path / "cache")) == 1
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
     first = start(tmp_path, "1")
     until(lambda: begun(tmp_path) == ["1"])
     second = start(tmp_path, "2")
@@ -394,15 +386,14 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     assert second.communicate(timeout=60)[0] == "[2.0]\n"
     third = start(tmp_path, "3")
     assert third.communicate(timeout=60)[0] == "[2.0]\n"
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
+    assert len(entries(tmp_path / "cache")) == 1
 
 
 def test_threads_compute_once(cache_dir: Path) -> None:
-    pytest.importorskip("fcntl")
     compute = Counter()
     slow = threading.Event()
 
-    def work() -> cache.Values:
+    def work() -> store.Values:
         slow.wait(0.2)
         return compute()
 
@@ -412,44 +403,34 @@ def test_threads_compute_once(cache_dir: Path) -> None:
     assert len({tuple(one) for one in found}) == 1
 
 
-def test_one_does_not_wait_for_ever(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_does_not_wait_for_ever(cache_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """For a process that holds the lock and is stopped."""
-    pytest.importorskip("fcntl")
-    monkeypatch.setattr(_lock, "PATIENCE", 0.2)
+    remember(Counter(), n=1)
+    (path,) = entries(cache_dir)
+    path.unlink()
+    store.forget()
+    capsys.readouterr()
+    monkeypatch.setattr(store, "_PATIENCE", 0.2)
     compute = Counter()
-    said: list[str] = []
-    with _lock.exclusive(cache_dir / "x.json") as held:
-        assert held
-        with _lock.exclusive(cache_dir / "x.json", lambda: said.append("waits")) as again:
-            assert not again
-        with _lock.exclusive(cache_dir / "y.json") as other:
-            assert other
-    assert said == ["waits"]
-    remember(compute, n=1)
-    assert compute.calls == 1
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        assert remember(compute, n=2)[0] == 0.1  # has a lock of its own
+        assert "waiting" not in capsys.readouterr().err
+        assert remember(compute, n=1)[0] == 0.1
+    assert "waiting for another process that is optimising Work for N=1\n" in capsys.readouterr().err
+    assert compute.calls == 2
+    assert len(entries(cache_dir)) == 2
 
 
-@pytest.mark.parametrize("trouble", ["no locks on this system", "none on this file system", "no directory"])
-def test_without_locks_the_work_goes_on(cache_dir: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
-    fcntl = pytest.importorskip("fcntl")
+@pytest.mark.parametrize("trouble", [OSError(errno.ENOLCK, "No locks available"), PermissionError(13, "no"), None])
+def test_without_locks_the_work_goes_on(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, trouble: OSError | None
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError if trouble is None else trouble
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    if trouble == "none on this file system":
-        monkeypatch.setattr(fcntl, "flock", refuse)
-    elif trouble == "no locks on this system":
-        monkeypatch.setattr(_lock, "_system_locks", lambda: None)
-    else:
-        monkeypatch.setattr(_lock.os, "open", refuse)
-    with _lock.exclusive(cache_dir / "x.json") as held:
-        assert not held
-    with _lock.exclusive(None) as held:
-        assert not held
-    monkeypatch.undo()
-    monkeypatch.setenv("DPMF_CACHE_DIR", str(cache_dir))
-    monkeypatch.setattr(_lock, "_system_locks", lambda: None)
+    monkeypatch.setattr(FileLock, "acquire", refuse)
     compute = Counter()
-    cache.forget()
-    assert remember(compute, n=2) == [0.1, 1 / 3, 5e-324]
+    for _ in range(2):
+        assert remember(compute, n=1) == [0.1, 1 / 3, 5e-324]
+        store.forget()
     assert compute.calls == 1

@@ -1,15 +1,18 @@
-"""Disk cache for optimised strategies, and the line that says that one is being optimised.
+"""What was found earlier, kept on disk: coefficients of optimised strategies, and noise multipliers.
 
-There is one small JSON file per strategy, named by a digest of everything it depends on. What a file says is a hint:
-whoever asks for it checks it (`holds`), and a file that does not pass, is damaged or not ours is written again. A
-directory that cannot be written costs one warning, never the result. Processes that want the same strategy at the same
-time wait for the first of them (`_lock`).
+There is one directory and one format. A file is a JSON object with a question, which says what was sought and for what,
+and a hint, which has named arrays of numbers. A hint is never an answer: whoever asks checks it before it is used
+(`holds`), and what does not hold, is damaged or belongs to another question is found anew and written over. So a file
+needs no checksum, and no fingerprint of the code that wrote it. Coefficients stay those that were found first, so that
+a run that goes on under a newer dpmf finds its matrix again. Whoever wants what a newer optimiser finds removes the
+directory.
+
+A directory that cannot be written costs one warning, never the result.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -25,19 +28,19 @@ import numpy as np
 from dpmf import progress
 from dpmf.files import write_atomically
 from dpmf.numerics import Array
-from dpmf.strategies._lock import exclusive
 
 Values: TypeAlias = dict[str, Array]
 Parameter: TypeAlias = int | str | None
 
 _MEMO_SIZE = 128
+_PATIENCE = 600.0  # seconds to wait for another process, which might be stopped
 
 _memo: dict[str, Values] = {}
 _warned = False
 
 
 class CacheWarning(UserWarning):
-    """The cache could not be written; the next process will optimise again."""
+    """The store could not be written; the next process will do the work again."""
 
 
 def directory() -> Path:
@@ -50,45 +53,38 @@ def directory() -> Path:
     return Path.home() / ".cache" / "dpmf"
 
 
-@functools.cache
-def code() -> str:
-    """Return a digest of the code of all strategies, which names the optimisers in it."""
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(map(Path.read_bytes, sources))).hexdigest()
-
-
 def remember(
-    kind: str, parameters: Mapping[str, Parameter], optimiser: str, label: str | None, compute: Callable[[], Values],
+    kind: str, parameters: Mapping[str, Parameter], label: str | None, compute: Callable[[], Values],
     holds: Callable[[Values], bool],
 ) -> Values:  # fmt: skip
     """Return the value of `compute()`, from memory or disk if it is there already.
 
+    Processes that ask for the same at the same time wait for the first of them.
+
     Args:
-      kind: which optimisation this is; the file's name starts with it.
-      parameters: everything the result depends on.
-      optimiser: the code that does the work; empty where `holds` proves what another code has found.
+      kind: what is sought; the file's name starts with it.
+      parameters: everything that it is sought for.
       label: what to call the work on the progress line; None for no line.
       compute: returns named arrays of numbers.
-      holds: whether arrays that were read may be used; the file is removed if not. Arrays of other names and shapes
-        than those of `compute` may make it raise a ValueError, LookupError or TypeError.
+      holds: whether arrays that were read may be used; the file is removed if not. It sees whatever numbers and names
+        are in the file, and may raise a ValueError, LookupError, TypeError or ArithmeticError instead of saying no.
 
     Returns:
       The named arrays, read-only.
     """
-    key = {"kind": kind, "parameters": dict(parameters), "optimiser": optimiser}
-    digest = _digest(key)
+    question = {"kind": kind, **parameters}
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
     values = _memo.get(digest)
     if values is None:
         path = _file(f"{kind}-{digest[:32]}.json")
-        values = _read(path, key, holds)
+        values = _read(path, question, holds)
         if values is None:
-            waiting = f"dpmf: waiting for another process that is optimising {label}\n" if label else ""
-            with exclusive(path, lambda: _say(waiting)):
-                values = _read(path, key, holds)  # another process may have written it meanwhile
+            with _alone(path, label):
+                values = _read(path, question, holds)  # another process may have written it meanwhile
                 if values is None:
                     with _progress(label) if label else contextlib.nullcontext():
                         values = compute()
-                    _write(path, key, values)
+                    _write(path, question, values)
         for array in values.values():
             array.setflags(write=False)
         while len(_memo) >= _MEMO_SIZE:
@@ -104,10 +100,6 @@ def forget() -> None:
     _warned = False
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def _file(name: str) -> Path | None:
     try:
         return directory() / name
@@ -115,37 +107,59 @@ def _file(name: str) -> Path | None:
         return None
 
 
-def _read(path: Path | None, key: Mapping[str, Any], holds: Callable[[Values], bool]) -> Values | None:
+def _read(path: Path | None, question: Mapping[str, Any], holds: Callable[[Values], bool]) -> Values | None:
     if path is None:
         return None
     try:
-        record = json.loads(path.read_bytes())
-        if record["key"] != key or record["checksum"] != _digest([record["key"], record["values"]]):
+        entry = json.loads(path.read_bytes())
+        if entry["question"] != question:
             return None
-        values = {name: _decode(numbers) for name, numbers in record["values"].items()}
+        values = {name: np.array([*map(float.fromhex, numbers)]) for name, numbers in entry["hint"].items()}
         if holds(values):
             return values
         path.unlink()  # so that it is not checked again
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError):
         pass
     return None
 
 
-def _decode(numbers: list[str]) -> Array:
-    return np.array([float.fromhex(number) for number in numbers], dtype=np.float64)
-
-
-def _write(path: Path | None, key: Mapping[str, Any], values: Values) -> None:
+def _write(path: Path | None, question: Mapping[str, Any], values: Values) -> None:
     # Hexadecimal floats come back bit for bit.
-    encoded = {name: [float(number).hex() for number in array] for name, array in values.items()}
-    text = json.dumps({"key": key, "values": encoded, "checksum": _digest([key, encoded])}, indent=1)
+    hint = {name: [float(number).hex() for number in array] for name, array in values.items()}
     try:
         if path is None:
             raise OSError("there is no home directory; set DPMF_CACHE_DIR")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode(), private=True)
+        write_atomically(path, json.dumps({"question": question, "hint": hint}, indent=1).encode(), private=True)
     except OSError as error:
         _warn(f"optimised strategies are not cached on disk: {error}")
+
+
+@contextlib.contextmanager
+def _alone(path: Path | None, label: str | None) -> Iterator[None]:
+    """Run the block while no other process works on this file, or without a lock where there can be none.
+
+    The operating system releases the lock when the process ends, however it ends. The empty file that it is taken on
+    stays: without it, two processes could hold locks of the same name.
+    """
+    if path is None:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path.with_name(f".{path.name}.lock"), mode=0o600)
+    # Directories that cannot be written and file systems without locks raise an OSError; so does Timeout.
+    with contextlib.suppress(OSError, NotImplementedError):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if label:
+                _say(f"dpmf: waiting for another process that is optimising {label}\n")
+            lock.acquire(timeout=_PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _warn(message: str) -> None:
