@@ -109,7 +109,7 @@ def _stated(
         bound = dpmf.calibrate(mechanism, **wanted, accountant=accountant, relative_tolerance=1e-2)
     else:
         bound = (dpmf.epsilon if "delta" in numbers else dpmf.delta)(mechanism, **numbers, accountant=accountant)
-    text = statement(mechanism, bound)
+    text = str(statement(mechanism, bound))
     sigma, pair = _SIGMA.search(text), _STATED.search(text)
     if sigma is None or pair is None:
         problem = f"no numbers in {text!r}"

@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from dpmf.errors import TrainingError as TrainingError
     from dpmf.groups import group_privacy as group_privacy
     from dpmf.mechanism import Mechanism as Mechanism
+    from dpmf.paper import Statement as Statement
     from dpmf.paper import statement as statement
     from dpmf.results import Calibration as Calibration
     from dpmf.results import CalibrationEstimate as CalibrationEstimate
     from dpmf.results import Estimate as Estimate
     from dpmf.results import PrivacyBound as PrivacyBound
     from dpmf.results import PrivacyProfile as PrivacyProfile
+    from dpmf.run import Run as Run
     from dpmf.targets import calibrate_to_attack as calibrate_to_attack
     from dpmf.targets import calibrate_to_mu as calibrate_to_mu
     from dpmf.workloads import error as error
@@ -58,6 +60,8 @@ _HOME = {
     "MissingExtraError": "dpmf.errors",
     "PrivacyBound": "dpmf.results",
     "PrivacyProfile": "dpmf.results",
+    "Run": "dpmf.run",
+    "Statement": "dpmf.paper",
     "TradeOff": "dpmf.attacks",
     "TrainingError": "dpmf.errors",
     "calibrate": "dpmf.api",

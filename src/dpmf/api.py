@@ -22,9 +22,12 @@ from dpmf.accountants.protocol import (
     suited,
 )
 from dpmf.accountants.registry import covering, least_of, resolve
+from dpmf.cut import Cut
 from dpmf.errors import ArgumentError, CalibrationError
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.mechanism import Mechanism
+from dpmf.numerics import UNIT
 from dpmf.results import Calibration, CalibrationEstimate, Estimate, PrivacyBound, PrivacyProfile
+from dpmf.run import Run, asked_about, only_mechanism
 
 DEFAULT_ACCOUNTANT = "best"
 T = TypeVar("T")
@@ -56,10 +59,10 @@ class _Question:
         with_lower: bool,
         time_budget: float | None,
         memory_budget: float | None,
+        cut: Cut | None = None,
     ) -> None:
-        mechanism_of_a_question(mechanism)
         self.relation = directions_of(validation.choice("direction", direction, RELATIONS))
-        self._mechanism, self._relation = mechanism, direction
+        self._mechanism, self._relation, self._cut = mechanism, direction, cut
         self._with_lower = validation.flag("with_lower", with_lower)
         self._seconds = None if time_budget is None else validation.positive("time_budget", time_budget)
         self._bytes = None if memory_budget is None else validation.positive("memory_budget", memory_budget)
@@ -67,6 +70,7 @@ class _Question:
         self._accountant = asked
         self.name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name
         self.kind, self.late = "bound", False
+        self.notes: dict[str, Any] = {}  # what the details of every direction say
         if isinstance(accountant, PreparedAccountant) and accountant.mechanism is not mechanism:
             given = accountant.mechanism.name
             raise ArgumentError("accountant", f"must be prepared for this mechanism, got one for {given}")
@@ -106,6 +110,26 @@ class _Question:
             found["add"] = _for_adding_too(removing)
         return found
 
+    def charged(self, delta: float, epsilon: float) -> float:
+        """A δ with what the cut of batches costs at ε."""
+        if self._cut is None:
+            return delta
+        return min(1.0, (delta + self._cut.charge(epsilon, self._relation)) * (1 + 2 * UNIT))
+
+    def within(self, delta: float, ask: Callable[[float, Direction], Evaluation]) -> dict[Direction, Evaluation]:
+        """What the accountant says about ε in each direction, at as much of δ as the cut of batches leaves."""
+        found: dict[Direction, Evaluation] = {}
+
+        def uncut(left: float) -> float:
+            found.update(self.bounds(partial(ask, left)))
+            return found[_binding(found)].value
+
+        if self._cut is None:
+            uncut(delta)
+        else:
+            self._cut.epsilon(delta, uncut, direction=self._relation)
+        return found
+
     def least_noise(
         self, ask: Callable[[Direction], tuple[float, Evaluation]], way: Direction
     ) -> tuple[float, Evaluation]:
@@ -142,12 +166,14 @@ class _Question:
         self, found: dict[Direction, Evaluation], binding: Direction, lower: float | None, **numbers: float
     ) -> dict[str, Any]:
         """The fields of a result."""
-        late = {"budget_exhausted": True} if self.late else {}
+        notes = self.notes | ({"budget_exhausted": True} if self.late else {})
+        if self._cut is not None:
+            notes["cut"] = self._cut.charge(numbers["epsilon"], self._relation)
         return {
             "direction": self._relation,
             "binding": binding,
             "accountant": self.name,
-            "details": {way: {"value": e.value, **e.details, **late} for way, e in self.both(found).items()},
+            "details": {way: {"value": e.value, **e.details, **notes} for way, e in self.both(found).items()},
             "lower": lower,
             **numbers,
             **({} if self.kind == "bound" else {"kind": self.kind}),
@@ -155,9 +181,9 @@ class _Question:
 
 
 def delta(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
     epsilon: float,
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
@@ -168,8 +194,8 @@ def delta(
     """An upper bound on δ(ε) of the mechanism run with a noise multiplier.
 
     Args:
-      mechanism: the strategy and the batching.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      mechanism: the strategy and the batching, or a `Run`, whose cut of batches is counted.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; left out for a run.
       epsilon: ε ≥ 0.
       accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
       direction: the neighbouring relation: "remove", "add" or "both".
@@ -185,23 +211,27 @@ def delta(
     removing a record, which is at least the other one at every ε ≥ 0 (docs/theory/gram-domination.md, "Removing
     decides"). For "add" it bounds either, and the smaller bound is returned; `details` say if it is that of removing.
     An accountant that samples gives an `Estimate` instead, which guarantees nothing.
+    Where a run cuts its batches, δ is charged for that, by e^ε·η in general and by η where a record is removed
+    (docs/theory/batch-sizes.md). Lower bounds hold with and without a cut: they are of a data set of one record.
     """
-    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
-    sigma = mechanism.checked_noise(noise_multiplier)
+    uncut, sigma, cut = asked_about(mechanism, noise_multiplier)
+    question = _Question(uncut, accountant, direction, with_lower, time_budget, memory_budget, cut)
     epsilon = validation.non_negative("epsilon", epsilon)
     with question.asked() as source:
         found = question.bounds(lambda one_way: source.delta(sigma, epsilon, one_way))
+    found = {way: Evaluation(question.charged(one.value, epsilon), one.details) for way, one in found.items()}
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_delta(mechanism, sigma, epsilon, direction))
+    below = question.lower(lambda: lower_bounds.lower_delta(uncut, sigma, epsilon, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=epsilon, delta=found[binding].value)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
 
 def epsilon(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
     delta: float,
+    stop: int | None = None,
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     with_lower: bool = False,
@@ -210,10 +240,14 @@ def epsilon(
 ) -> PrivacyBound | Estimate:
     """An upper bound on the ε at which the mechanism is (ε, δ)-DP; infinite where none was found.
 
+    Of a run with cut batches it is never infinite: where they cost too much of δ, an error says so.
+
     Args:
-      mechanism: the strategy and the batching.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      mechanism: the strategy and the batching, or a `Run`, whose cut of batches is counted.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; left out for a run.
       delta: δ, strictly between 0 and 1.
+      stop: one of the stopping points that the run named in advance: ε is that of its first steps, for those who stop
+        there. δ is divided by the number of these points, of which the end is one, also where `stop` is left out.
       accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
       direction: the neighbouring relation: "remove", "add" or "both".
       with_lower: also certify a lower bound on ε.
@@ -228,14 +262,22 @@ def epsilon(
     removing a record, which is at least the other one at every ε ≥ 0 (docs/theory/gram-domination.md, "Removing
     decides"). For "add" it bounds either, and the smaller bound is returned; `details` say if it is that of removing.
     An accountant that samples gives an `Estimate` instead, which guarantees nothing.
+    Where a run cuts its batches, ε is that of the uncut mechanism at a smaller δ, and the rest pays for the cut
+    (`Cut.epsilon`). Where stopping points are named, all answers together are an ex-post guarantee: whoever stops at
+    one of them, for whatever reason, may state its ε (docs/theory/batch-sizes.md, "Stopping early").
     """
-    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
-    sigma = mechanism.checked_noise(noise_multiplier)
+    run = mechanism if isinstance(mechanism, Run) else None
+    if run is None and stop is not None:
+        raise ArgumentError("stop", f"applies only to a dpmf.Run in which it was named (stops=), got {stop!r}")
+    uncut, sigma, cut = asked_about(mechanism if run is None else run.stopped(stop), noise_multiplier)
+    question = _Question(uncut, accountant, direction, with_lower, time_budget, memory_budget, cut)
+    question.notes |= {} if stop is None else {"ex_post": stop}
     delta = validation.probability("delta", delta)
+    share = delta if run is None else run.share(delta)
     with question.asked() as source:
-        found = question.bounds(lambda one_way: source.epsilon(sigma, delta, one_way))
+        found = question.within(share, lambda left, one_way: source.epsilon(sigma, left, one_way))
     binding = _binding(found)
-    below = question.lower(lambda: lower_bounds.lower_epsilon(mechanism, sigma, delta, direction))
+    below = question.lower(lambda: lower_bounds.lower_epsilon(uncut, sigma, share, direction))
     answer = question.answer(found, binding, below, noise_multiplier=sigma, epsilon=found[binding].value, delta=delta)
     return PrivacyBound(**answer) if question.kind == "bound" else Estimate(**answer)
 
@@ -253,9 +295,9 @@ def _grid(epsilons: object) -> np.ndarray:
 
 
 def profile(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
     epsilons: Sequence[float] | np.ndarray | None = None,
     accountant: AnyAccountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
@@ -266,8 +308,8 @@ def profile(
     """Upper bounds on δ(ε) over a grid of ε.
 
     Args:
-      mechanism: the strategy and the batching.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      mechanism: the strategy and the batching, or a `Run`, whose cut of batches is counted.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; left out for a run.
       epsilons: the grid; by default 21 points from 0 to the ε at which δ ≤ 10⁻⁸.
       accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
       direction: the neighbouring relation: "remove", "add" or "both".
@@ -280,8 +322,8 @@ def profile(
 
     **Formal guarantees.** As for `delta`, at every grid point; no interpolation is made.
     """
-    question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
-    sigma = mechanism.checked_noise(noise_multiplier)
+    uncut, sigma, cut = asked_about(mechanism, noise_multiplier)
+    question = _Question(uncut, accountant, direction, with_lower, time_budget, memory_budget, cut)
     grid = None if epsilons is None else _grid(epsilons)
     with question.asked() as source:
         if grid is None:
@@ -291,11 +333,13 @@ def profile(
         found = {way: np.asarray(source.deltas(sigma, grid.tolist(), way)) for way in question.directions}
         if question.removing_may_answer:
             found["add"] = np.minimum(found["add"], source.deltas(sigma, grid.tolist(), "remove"))
+    charged = [[question.charged(d, e) for e, d in zip(grid, deltas, strict=True)] for deltas in found.values()]
+    found = dict(zip(found, map(np.array, charged), strict=True))
     first = found[question.directions[0]]
     by_direction: dict[str, np.ndarray] = {way: found.get(way, first) for way in question.relation}
     deltas = np.max(list(by_direction.values()), axis=0)
     points = grid.tolist()
-    below = question.lower(lambda: np.array([lower_bounds.lower_delta(mechanism, sigma, e, direction) for e in points]))
+    below = question.lower(lambda: np.array([lower_bounds.lower_delta(uncut, sigma, e, direction) for e in points]))
     return PrivacyProfile(
         noise_multiplier=sigma,
         epsilons=grid,
@@ -325,7 +369,7 @@ def calibrate(
     """The smallest noise multiplier whose bound meets (ε, δ), to within a relative tolerance, never below it.
 
     Args:
-      mechanism: the strategy and the batching.
+      mechanism: the strategy and the batching; a `Run` has its noise multiplier already.
       target_epsilon: ε > 0.
       target_delta: δ, strictly between 0 and 1.
       accountant: the name of an accountant, an accountant with its options, or one prepared for this mechanism.
@@ -348,6 +392,7 @@ def calibrate(
     the direction asked for; for "both", when a record is removed, which bounds the other direction, too. For "add" the
     smaller noise multiplier of the two directions is returned, and `details` say if it is that of removing.
     """
+    only_mechanism(mechanism)
     question = _Question(mechanism, accountant, direction, with_lower, time_budget, memory_budget)
     epsilon = validation.positive("target_epsilon", target_epsilon)
     delta = validation.probability("target_delta", target_delta)

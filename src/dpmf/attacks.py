@@ -24,11 +24,13 @@ from dpmf.accountants.protocol import DIRECTIONS, RELATIONS, Accountant, Directi
 from dpmf.accountants.registry import covering, resolve
 from dpmf.accountants.renyi import Renyi
 from dpmf.api import DEFAULT_ACCOUNTANT
+from dpmf.cut import Cut
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.loss.profile_points import Profile, ProfilePoints
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT, Array
+from dpmf.run import Run, asked_about, only_mechanism
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
@@ -121,7 +123,8 @@ class TradeOff:
         at any false-positive rate α.
       slack: see `mu`. With amplification no small μ holds without it: far out, where δ is astronomically small, the
         mechanism is as bad as without amplification.
-      largest_mu: the μ without amplification, which holds with a slack of 0.
+      largest_mu: the μ without amplification, which holds with a slack of 0; infinite where batches are cut: no μ
+        holds then with a slack below what the cut costs.
       attacks: upper bounds on the true-positive rate, by false-positive rate.
       epsilons: upper bounds on ε, by δ.
       renyi: upper bounds on the Rényi divergence, by order, where there are any.
@@ -164,9 +167,10 @@ class TradeOff:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain Python values, ready for JSON."""
-        names = ("noise_multiplier", "direction", "accountant", "slack", "largest_mu")
+        names = ("noise_multiplier", "direction", "accountant", "slack")
         curve = {way: [list(map(float, side)) for side in lines.corners()] for way, lines in self.lines.items()}
         return {name: getattr(self, name) for name in names} | {
+            "largest_mu": _finite(self.largest_mu),
             "mu": _finite(self.mu),
             "true_positive_rates": {given(a): value for a, value in self.attacks.items()},
             "epsilons": {given(d): _finite(value) for d, value in self.epsilons.items()},
@@ -195,9 +199,9 @@ class TradeOff:
 
 
 def tradeoff(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
     accountant: str | Accountant = DEFAULT_ACCOUNTANT,
     direction: str = "both",
     slack: float = SLACK,
@@ -208,14 +212,15 @@ def tradeoff(
     """The certified trade-off curve of a mechanism run with a noise multiplier.
 
     Args:
-      mechanism: the strategy and the batching.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      mechanism: the strategy and the batching, or a `Run`, whose cut of batches is counted.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; left out for a run.
       accountant: where the bounds on δ(ε) come from; one that samples is refused.
       direction: which attacks: "remove", "add" or "both" (see `TradeOff`).
       slack: up to which probability μ holds.
       deltas: the δ at which ε is reported.
       false_positive_rates: where the true-positive rate is reported.
-      renyi: whether to report Rényi divergences, which exist for fixed bins and take a while for correlated noise.
+      renyi: whether to report Rényi divergences, which exist for fixed bins whose batches are not cut, and take a while
+        for correlated noise.
 
     Returns:
       The curve, μ, true-positive rates, ε at several δ, and Rényi divergences.
@@ -224,10 +229,12 @@ def tradeoff(
     true-positive rate at every false-positive rate. Φ(Φ⁻¹(α) + μ) is concave in α, so it lies above the chords between
     the corners of that curve where it does at the corners: μ holds for all α, not only those that were tried. The μ
     without amplification holds as well (fixing every random choice leaves a Gaussian mechanism, and hockey-stick
-    divergences are jointly convex); the smaller one is reported.
+    divergences are jointly convex); the smaller one is reported. Where a run cuts its batches, every bound on δ(ε) is
+    charged for that, by η where a record is removed and by e^ε·η where one is added, before it is made a line, and all
+    numbers are read off these lines: the μ without amplification and Rényi divergences do not survive a cut.
     """
-    curves = Curves(mechanism, accountant, direction, slack, deltas, false_positive_rates)
-    return curves.at(mechanism.checked_noise(noise_multiplier), renyi=renyi)
+    uncut, sigma, cut = asked_about(mechanism, noise_multiplier)
+    return Curves(uncut, accountant, direction, slack, deltas, false_positive_rates, cut).at(sigma, renyi=renyi)
 
 
 class Curves:
@@ -241,9 +248,9 @@ class Curves:
         slack: float,
         deltas: Sequence[float] = DELTAS,
         false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
+        cut: Cut | None = None,
     ) -> None:
-        mechanism_of_a_question(mechanism)
-        self._mechanism, self._direction = mechanism, direction
+        self._mechanism, self._direction, self._cut = only_mechanism(mechanism), direction, cut
         self._ways = directions_of(validation.choice("direction", direction, RELATIONS))
         self._slack = validation.non_negative("slack", slack)
         self._accountant = resolve(accountant)
@@ -261,6 +268,8 @@ class Curves:
         found = self._points(sigma, rough)
         lines: dict[str, Lines] = {way: _lines(found[way], found[_other(way)]) for way in self._ways}
         largest = self._mechanism.sensitivity / sigma * (1 + self._mechanism.gram_error + _ROUNDING)
+        if self._cut is not None:
+            largest, renyi = math.inf, False
         return TradeOff(
             noise_multiplier=sigma,
             direction=self._direction,
@@ -292,7 +301,11 @@ class Curves:
         for way in DIRECTIONS:
             places = sorted(found.values[way])
             bounds = np.array([found.values[way][place] for place in places])
-            points[way] = interval * np.array(places, dtype=np.float64), np.minimum.accumulate(np.minimum(bounds, 1.0))
+            epsilons = interval * np.array(places, dtype=np.float64)
+            if self._cut is not None:
+                charges = [self._cut.charge(float(epsilon), way) for epsilon in epsilons]
+                bounds = (bounds + np.array(charges)) * (1 + _ROUNDING)
+            points[way] = epsilons, np.minimum.accumulate(np.minimum(bounds, 1.0))
         return points
 
 

@@ -7,8 +7,8 @@ independent throws there are, and the Gram matrix of one of them (docs/theory/ba
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 from dpmf import validation
 from dpmf.errors import ArgumentError
@@ -301,6 +301,11 @@ def build(
         return Poisson(k, b, stride)
     every = None if name == "fixed" else 1 if rethrow_every is None else rethrow_every
     return BallsInBins(k, b, iterations, rethrow_every=every, stride=stride, gap=gap)
+
+
+def description(batching: AnyBatching) -> dict[str, Any]:
+    """A batching as plain values, for checkpoints and statements."""
+    return {"kind": type(batching).__name__, **asdict(batching)}
 
 
 def batches_from_size(dataset_size: int, batch_size: int) -> int:

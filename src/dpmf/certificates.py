@@ -19,7 +19,8 @@ from dpmf.accountants.protocol import RELATIONS, Accountant, Direction, Proof, d
 from dpmf.accountants.registry import resolve, suitable
 from dpmf.batching import BallsInBins
 from dpmf.errors import ArgumentError
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.mechanism import Mechanism
+from dpmf.run import Run, asked_about
 from dpmf.strategies.base import ToeplitzStrategy
 
 FORMAT = "dpmf certificate 1"
@@ -28,9 +29,9 @@ _MOST_ENTRIES = 2_000_000  # numbers of a strategy in a file: tens of megabytes
 
 
 def certificate(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
     epsilon: float,
     direction: str = "both",
     accountants: Sequence[str | Accountant] | None = None,
@@ -39,8 +40,8 @@ def certificate(
     """Write down the smallest bounds on δ(ε) that can be checked without dpmf.
 
     Args:
-      mechanism: the mechanism that the bounds are about.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      mechanism: what the bounds are about: a mechanism, or a `Run` that does not cut its batches.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; left out for a run.
       epsilon: the ε of the bounds.
       direction: the neighbouring relation: "both", "remove" or "add".
       accountants: whose bounds to consider; by default all of dpmf that suit the mechanism.
@@ -50,9 +51,11 @@ def certificate(
       The certificate, a dictionary that is ready for JSON. Its claims are upper bounds on δ(ε), one for each direction.
     """
     one_ways = directions_of(validation.choice("direction", direction, RELATIONS))
-    sigma = validation.positive("noise_multiplier", noise_multiplier)
+    mechanism, sigma, cut = asked_about(mechanism, noise_multiplier)
     epsilon = validation.non_negative("epsilon", epsilon)
-    mechanism_of_a_question(mechanism)
+    if cut is not None:
+        advice = "certify run.mechanism, and add run.cut.charge(epsilon) to δ"
+        raise ArgumentError("mechanism", f"must be a run whose batches are not cut: {advice}")
     if not mechanism.batching.fixed:
         raise ArgumentError("batching", f"must be fixed bins for a certificate, got {mechanism.batching.kind}")
     asked = suitable(mechanism, "bound") if accountants is None else [resolve(a) for a in accountants]

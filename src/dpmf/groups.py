@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -10,19 +11,21 @@ from dpmf import api, validation
 from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.accountants.registry import resolve
 from dpmf.errors import ArgumentError
+from dpmf.formatting import given
 from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.mechanism import Mechanism
 from dpmf.numerics import FLOOR, UNIT, Array
 from dpmf.results import PrivacyBound
+from dpmf.run import Run, asked_about
 
 MOST = 64  # records of one person
 _STEPS = 64  # steps of the grid between 0 and ε, at least
 
 
 def group_privacy(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
     group_size: int,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -32,8 +35,8 @@ def group_privacy(
     """An upper bound on δ(ε), or on ε at δ, for adding or removing a group of records at once.
 
     Args:
-      mechanism: the strategy and the batching.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      mechanism: the strategy and the batching, or a `Run`, whose cut of batches is counted.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; left out for a run.
       group_size: g, the number of records of one person.
       epsilon: ε ≥ 0, to ask for δ.
       delta: δ, to ask for ε instead.
@@ -47,10 +50,10 @@ def group_privacy(
     **Formal guarantees.** With δ(ε) the bound for one record in both directions, δ_g(ε) is at most
     Σ_j e^(ε_1 + … + ε_(j−1))·δ(ε_j) for any parts ε_1 + … + ε_g = ε; the parts are multiples of a grid's step (equal
     ones among them), at which the accountant's bound was evaluated. It is also at most that of the Gaussian mechanism
-    of sensitivity g·Δ, with Δ the sensitivity without amplification. Sums and products are rounded up.
+    of sensitivity g·Δ, with Δ the sensitivity without amplification, unless batches are cut: then δ(ε) is charged for
+    that, and the sum is the only bound. Sums and products are rounded up.
     """
-    mechanism_of_a_question(mechanism)
-    sigma = mechanism.checked_noise(noise_multiplier)
+    uncut, sigma, cut = asked_about(mechanism, noise_multiplier)
     g = validation.integer("group_size", group_size, at_least=1, at_most=MOST)
     name = accountant.name if isinstance(accountant, PreparedAccountant) else resolve(accountant).name
     if not isinstance(accountant, PreparedAccountant) and resolve(accountant).role == "estimate":
@@ -58,25 +61,29 @@ def group_privacy(
     if (epsilon is None) == (delta is None):
         raise ArgumentError("epsilon", "must be given if delta is not, and must not be given with it")
     # Coefficients and norms of the strategy are rounded; the sensitivity is raised by what that can make of it.
-    whole = g * mechanism.sensitivity / sigma * (1 + mechanism.gram_error + 4 * UNIT)
-    ask = partial(_table, mechanism, sigma, g, accountant, time_budget)
+    whole = g * uncut.sensitivity / sigma * (1 + uncut.gram_error + 4 * UNIT)
+    ask = partial(_table, mechanism, noise_multiplier, g, accountant, time_budget)
     best = "sensitivity"
     if epsilon is not None:
         eps = validation.non_negative("epsilon", epsilon)
         bound, steps = gaussian_delta(whole, eps), ask(eps)[1][-1]
-        if steps < bound:
+        if steps < bound or cut is not None:
             bound, best = float(steps), "steps"
     else:
         bound = validation.probability("delta", delta)
-        eps = gaussian_epsilon(whole, bound)
+        # A sum for g records has a term e^ε·η, so that no larger ε is of any use where batches are cut.
+        eps = gaussian_epsilon(whole, bound) if cut is None else math.log(bound / cut.probability)
         # Record by record, look first up to where g equal parts would be enough if δ did not grow, and then farther.
-        top = g * api.epsilon(mechanism, noise_multiplier=sigma, delta=bound, accountant=accountant).epsilon
+        top = g * api.epsilon(mechanism, noise_multiplier=noise_multiplier, delta=bound, accountant=accountant).epsilon
         while top < eps:
             grid, deltas = ask(top)
             enough = np.flatnonzero(deltas <= bound)
             if len(enough):
                 eps, best = float(grid[enough[0]]), "steps"
             top *= 1.5
+        if cut is not None and best != "steps":
+            size = f"cut batches (max_batch_size = {cut.max_batch_size}) cost too much of it for groups of {g}"
+            raise ArgumentError("delta", f"must be larger for this run, in which {size}, got {given(bound)}")
     return PrivacyBound(
         noise_multiplier=sigma, epsilon=eps, delta=bound, direction="both", binding="both",
         accountant=name,
@@ -85,7 +92,12 @@ def group_privacy(
 
 
 def _table(
-    mechanism: Mechanism, sigma: float, g: int, accountant: api.AnyAccountant, seconds: float | None, epsilon: float
+    mechanism: Mechanism | Run,
+    sigma: float | None,
+    g: int,
+    accountant: api.AnyAccountant,
+    seconds: float | None,
+    epsilon: float,
 ) -> tuple[Array, Array]:
     """Multiples of a step from 0 to ε, and bounds on δ there for groups of g records.
 

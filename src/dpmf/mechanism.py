@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
 from dpmf import validation
-from dpmf.batching import AnyBatching, BallsInBins, OneThrow, Poisson
+from dpmf.batching import AnyBatching, BallsInBins, OneThrow, Poisson, description
 from dpmf.errors import ArgumentError
 from dpmf.gram.means import (
     folded_column,
@@ -23,7 +23,7 @@ from dpmf.gram.means import (
 from dpmf.gram.sums import GramSums, gram_sums, toeplitz_lags
 from dpmf.gram.throws import first_mean_of_throw, largest_product_between_throws
 from dpmf.numerics import UNIT, Array, sum_of_squares
-from dpmf.strategies.base import Strategy, ToeplitzStrategy
+from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.explicit import coefficients
 from dpmf.strategies.settling import Settling, settle
 from dpmf.strategies.streaming import how_to_stream
@@ -40,7 +40,6 @@ class Mechanism:
 
     strategy: Strategy
     batching: AnyBatching
-    beside: ClassVar[str] = ""  # what a run costs beside its mechanism, in words
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
@@ -138,6 +137,15 @@ class Mechanism:
         return f"{self.strategy.name}, {self.batching.name}"
 
     @cached_property
+    def description(self) -> dict[str, Any]:
+        """What the mechanism is, as plain values: names, a digest of the entries of C, and the batching."""
+        return {
+            "mechanism": self.name,
+            "matrix": strategy_digest(self.strategy, self.batching.iterations),
+            "batching": description(self.batching),
+        }
+
+    @cached_property
     def noise_copies(self) -> int:
         """How many arrays of the size of the model training keeps between steps to add C⁻¹Z.
 
@@ -233,10 +241,12 @@ class Mechanism:
         return self.name
 
 
-def mechanism_of_a_question(mechanism: object) -> Mechanism:
-    """The mechanism that a public function is asked about, or an error; one line if it is not all that a run costs."""
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
-    if mechanism.beside:
-        warnings.warn(mechanism.beside, stacklevel=3)
-    return mechanism
+def strategy_digest(strategy: Strategy, iterations: int) -> str:
+    """A digest of the entries of C, whatever the strategy is called."""
+    digest = hashlib.sha256(f"{iterations}:".encode())
+    if isinstance(strategy, ToeplitzStrategy):
+        digest.update(np.ascontiguousarray(strategy.strategy_coef(iterations), dtype="<f8").tobytes())
+    else:
+        for _, block in strategy.rows(iterations, block_rows(iterations)):
+            digest.update(np.ascontiguousarray(block, dtype="<f8").tobytes())
+    return digest.hexdigest()

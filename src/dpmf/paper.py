@@ -1,79 +1,221 @@
-"""A paragraph for a paper: what was run, what is guaranteed, and by whom, with numbers rounded to the sound side."""
+"""A statement of what holds: what was run, what is guaranteed, on which assumptions, and by whom.
+
+It is one paragraph for a paper, with numbers rounded to the sound side, and one JSON object. Whatever else says in
+words what was run and what is guaranteed (`dpmf verify`, `dpmf tradeoff`) takes its words from here.
+"""
 
 from __future__ import annotations
 
-from dpmf import validation
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpmf import api, validation
 from dpmf._version import __version__
+from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.accountants.registry import ACCOUNTANTS
 from dpmf.attacks import TradeOff
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
+from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, Estimate, PrivacyBound
+from dpmf.run import Run, asked_about, only_mechanism
 
-_RELATIONS = {
-    "both": "one record is added or removed (both directions)",
-    "remove": "one record is removed (this direction only)",
-    "add": "one record is added (this direction only)",
-}
+DELTA = 1e-5  # where ε is stated if no δ is given
+EXACT = "exact arithmetic"
+ASSUMPTIONS = (
+    "What the others contribute to a step depends, bit by bit, on them and on what was released before only.",
+    "Batches and noise are drawn from a secret that nobody else knows, and are as good as random.",
+    "The numbers of this statement are public and were chosen without looking at the data.",
+)
 
 
-def statement(mechanism: Mechanism, bound: PrivacyBound | Estimate, tradeoff: TradeOff | None = None) -> str:
-    """A paragraph of plain text that states a guarantee completely, to paste into a paper.
+@dataclass(frozen=True)
+class Statement:
+    """What holds of a run: `str` is one paragraph for a paper, `to_dict` one JSON object.
 
-    Args:
-      mechanism: what was run.
-      bound: the guarantee, from `dpmf.calibrate`, `dpmf.epsilon` or `dpmf.delta`; an estimate is refused.
-      tradeoff: also state μ and true-positive rates, from `dpmf.tradeoff` at the same noise multiplier.
-
-    Returns:
-      The mechanism, how records get into batches, the noise multiplier, the neighbouring relation, (ε, δ), the
-      accountant with the theorem it rests on, and the version of dpmf.
+    Attributes:
+      run: everything that the guarantee depends on.
+      bound: ε and δ of the whole run.
+      tradeoff: what any attack can achieve, where it was asked for.
+      ex_post: ε of those who stop at one of the stopping points that were named in advance, by step.
+      assumptions: what is assumed, in sentences.
 
     **Formal guarantees.** Whoever reads the numbers back gets a true statement: ε, δ, μ and rates are rounded up. A
     noise multiplier is printed in full where it was given, and rounded up where it was calibrated, which is more noise.
     """
-    mechanism_of_a_question(mechanism)
+
+    run: Run
+    bound: PrivacyBound
+    tradeoff: TradeOff | None = None
+    ex_post: Mapping[int, float] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def delta(self) -> float:
+        """δ of the whole run."""
+        return self.bound.target_delta if isinstance(self.bound, Calibration) else self.bound.delta
+
+    @property
+    def accountant(self) -> str:
+        """The name of the accountant whose bound it is; `best` says whose won."""
+        name = self.bound.details.get(self.bound.binding, {}).get("accountant", self.bound.accountant)
+        return str(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON; numbers are full doubles."""
+        cut, bound = self.run.cut, self.bound
+        cost = None if cut is None else cut.charge(bound.epsilon, bound.direction)
+        return self.run.to_dict() | {
+            "relation": relation(self.run, self.bound.direction),
+            "cut_costs": cost,
+            "epsilon": self.bound.epsilon if math.isfinite(self.bound.epsilon) else None,
+            "delta": self.delta,
+            "ex_post": {str(step): epsilon for step, epsilon in self.ex_post.items()},
+            "accountant": self.accountant,
+            "rests_on": _rests_on(self.accountant),
+            "tradeoff": None if self.tradeoff is None else self.tradeoff.to_dict(),
+            "assumptions": list(self.assumptions),
+        }
+
+    def __str__(self) -> str:
+        mechanism, bound = self.run.mechanism, self.bound
+        sigma = (upper if isinstance(bound, Calibration) else given)(bound.noise_multiplier)
+        rests_on = _rests_on(self.accountant)
+        text = (
+            f"We run the matrix mechanism with the strategy {mechanism.strategy.name} for "
+            f"{mechanism.batching.iterations} iterations, with noise multiplier {sigma} for clipping norm 1 and the "
+            f"strategy as given. {described(self.run)} The mechanism is ({upper(bound.epsilon, 4)}, "
+            f"{upper(self.delta, 4)})-differentially private where {relation(self.run, bound.direction)}. This is a "
+            f"proved upper bound, not an estimate, by the accountant '{self.accountant}'"
+            f"{f' ({rests_on})' if rests_on else ''} of dpmf {__version__}."
+        )
+        if self.tradeoff is not None:
+            found = self.tradeoff
+            rates = ", ".join(f"{upper(100 * t, 3)} % at {100 * a:g} %" for a, t in found.attacks.items())
+            text += (
+                f" It is {upper(found.mu, 4)}-Gaussian differentially private up to {given(found.slack)}, and no "
+                f"membership-inference attack has a true-positive rate above {rates} false positives."
+            )
+        if self.ex_post:
+            points = ", ".join(f"{upper(epsilon, 4)} after step {step}" for step, epsilon in self.ex_post.items())
+            text += (
+                f" Stopping points were named in advance, and δ is divided over them and the end. Stopping at one of "
+                f"them for whatever reason has the ex-post guarantee of a smaller ε at the same δ: {points}."
+            )
+        return f"{text} Assumptions: {' '.join(self.assumptions)}"
+
+
+def statement(
+    run: Mechanism | Run,
+    bound: PrivacyBound | Estimate | None = None,
+    tradeoff: TradeOff | None = None,
+    *,
+    delta: float = DELTA,
+    accountant: api.AnyAccountant = api.DEFAULT_ACCOUNTANT,
+    assumptions: Sequence[str] = (),
+) -> Statement:
+    """A complete statement of a guarantee: a paragraph of plain text to paste into a paper, and a JSON object.
+
+    Args:
+      run: what was run; a mechanism is a run without a cut, at the noise multiplier of the bound.
+      bound: the guarantee, from `dpmf.calibrate`, `dpmf.epsilon` or `dpmf.delta` of this run; an estimate is refused.
+        Without it, and where stopping points are named, ε of the run is asked for.
+      tradeoff: also state μ and true-positive rates, from `dpmf.tradeoff` of the same run.
+      delta: where ε is asked for.
+      accountant: who is asked for ε.
+      assumptions: what else is assumed, in full sentences.
+
+    Returns:
+      The mechanism, how records get into batches, the noise multiplier, clip, divisor and cut, the neighbouring
+      relation, (ε, δ), the accountant with the theorem it rests on, the version of dpmf, and what is assumed.
+
+    **Formal guarantees.** Those of the bound, which is about this run: a bound or a curve without what the run's cut
+    costs, or of another noise multiplier, is refused.
+    """
+    if isinstance(run, Run) and (bound is None or run.stops):
+        if bound is not None:
+            raise validation.wrong("bound", "left out for a run with stopping points, which are asked about", bound)
+        bound = api.epsilon(run, delta=delta, accountant=accountant)
     if isinstance(bound, Estimate) or not isinstance(bound, PrivacyBound):
         raise validation.wrong("bound", "a guarantee, not an estimate", type(bound).__name__)
+    whole, said = as_run(run, bound.noise_multiplier), bound.details.values()
+    if bound.noise_multiplier != whole.noise_multiplier or any("ex_post" in one for one in said):
+        raise validation.wrong("bound", f"of the whole run at noise multiplier {whole.noise_multiplier!r}", bound)
     if tradeoff is not None and tradeoff.noise_multiplier != bound.noise_multiplier:
         raise validation.wrong("tradeoff", f"at the noise multiplier {bound.noise_multiplier!r}", tradeoff)
-    sigma = (upper if isinstance(bound, Calibration) else given)(bound.noise_multiplier)
-    delta = bound.target_delta if isinstance(bound, Calibration) else bound.delta
-    name = bound.details.get(bound.binding, {}).get("accountant", bound.accountant)  # `best` says whose bound won
-    accountant = ACCOUNTANTS.get(name)
-    rests = "" if accountant is None or accountant.role != "bound" else f" ({accountant.rests_on})"
-    text = (
-        f"We run the matrix mechanism with the strategy {mechanism.strategy.name} for {mechanism.batching.iterations} "
-        f"iterations, with noise multiplier {sigma} for clipping norm 1 and the strategy as given. "
-        f"{_batching(mechanism.batching)} The mechanism is ({upper(bound.epsilon, 4)}, {upper(delta, 4)})-"
-        f"differentially private where {_RELATIONS[bound.direction]}. This is a proved upper bound, not an estimate, "
-        f"by the accountant '{name}'{rests} of dpmf {__version__}."
-    )
-    if tradeoff is not None:
-        rates = ", ".join(f"{upper(100 * t, 3)} % at {100 * a:g} %" for a, t in tradeoff.attacks.items())
+    if asked_about(whole, None)[2] is not None:  # batches are cut
+        charged = tradeoff is None or tradeoff.largest_mu == math.inf
+        counted = {"bound": bool(said) and all("cut" in one for one in said), "tradeoff": charged}
+        for name, fine in counted.items():
+            if not fine:
+                raise ArgumentError(name, "must be asked about the run, not its mechanism: batches are cut")
+    if isinstance(accountant, PreparedAccountant):  # for the whole run only
+        accountant = api.DEFAULT_ACCOUNTANT
+    named = {stop: api.epsilon(whole, delta=delta, stop=stop, accountant=accountant).epsilon for stop in whole.stops}
+    exact = ("Gradients are clipped and added up, and noise is drawn, in exact arithmetic.",)
+    general = ASSUMPTIONS + exact * (whole.precision == EXACT)
+    return Statement(whole, bound, tradeoff, named, (*general, *assumptions))
+
+
+def as_run(asked: Mechanism | Run, noise_multiplier: float) -> Run:
+    """A run, or the one that a mechanism with a noise multiplier stands for."""
+    if isinstance(asked, Run):
+        return asked
+    return Run(only_mechanism(asked, " or a dpmf.Run"), noise_multiplier, precision=EXACT)
+
+
+def relation(run: Run, direction: str) -> str:
+    """How two data sets may differ, in words, to follow "where"."""
+    if direction == "both":
+        return f"{run.relation} (both directions)"
+    what = "removed" if direction == "remove" else "added"
+    change = run.relation.replace("added or removed", what)
+    if change == run.relation and direction == "add":
+        change = f"an empty place is taken by one {run.unit}"
+    return f"{change} (this direction only)"
+
+
+def described(run: Run) -> str:
+    """How records get into batches, and what is done with them, in sentences."""
+    text = _batching(run.mechanism.batching, run.unit)
+    if run.precision != EXACT:
+        divided = "" if run.divisor is None else f"; sums are divided by {given(run.divisor)}"
         text += (
-            f" It is {upper(tradeoff.mu, 4)}-Gaussian differentially private up to {given(tradeoff.slack)}, and no "
-            f"membership-inference attack has a true-positive rate above {rates} false positives."
+            f" What a {run.unit} contributes to a step is clipped to norm {given(run.clip_norm)}; clipping, sums and "
+            f"noise are computed in {run.precision}{divided}."
+        )
+    if run.max_batch_size is not None:
+        text += (
+            f" Batches are cut to {run.max_batch_size} of at most {run.records} {run.unit}s, and the guarantee "
+            "includes what that costs."
         )
     return text
 
 
-def _batching(batching: AnyBatching) -> str:
+def _rests_on(name: str) -> str:
+    """The theorem that an accountant's bounds rest on."""
+    accountant = ACCOUNTANTS.get(name)
+    return "" if accountant is None or accountant.role != "bound" else accountant.rests_on
+
+
+def _batching(batching: AnyBatching, unit: str) -> str:
     """How records get into batches, in a sentence."""
     k, b = batching.epochs, batching.batches_per_epoch
     if isinstance(batching, Poisson):
         groups = f" of its group (of {batching.period} groups that take turns)" if batching.period > 1 else ""
         share = f"{batching.period}/{b}" if batching.period > 1 else f"1/{b}"
-        return f"Each record takes part in each iteration{groups} with probability {share}, independently."
+        return f"Each {unit} takes part in each iteration{groups} with probability {share}, independently."
     stride, gap = (batching.stride, batching.gap) if isinstance(batching, BallsInBins) else (1, None)
-    quiet = f"; {gap} iterations without records lie between two assignments" if gap else ""
+    quiet = f"; {gap} iterations without {unit}s lie between two assignments" if gap else ""
     if b == stride:  # nothing is left to chance
-        return f"Each record takes part {'in every iteration' if b == 1 else f'every {b} iterations'}{quiet}."
+        return f"Each {unit} takes part {'in every iteration' if b == 1 else f'every {b} iterations'}{quiet}."
     bins = f"one of {b} batches"
     if stride > 1:
         bins = f"one of the {b // stride} (of {b}) batches of its group, which are {stride} iterations apart,"
-    text = f"Each record is assigned to {bins} uniformly and independently of the others"
+    text = f"Each {unit} is assigned to {bins} uniformly and independently of the others"
     if batching.throws == 1:
         kept = f", and keeps it over all {k} epochs (balls in bins)" if k > 1 else " (balls in bins, one epoch)"
         return f"{text}{kept}."

@@ -72,8 +72,10 @@ class _Answer(_Result):
         sigma = (upper if calibrated else given)(self.noise_multiplier)
         kind = f"{self.kind}: " if isinstance(self, Estimate) else ""
         below = "" if self.lower is None else f", lower bound {lower(self.lower)}"
+        step = self.details.get(self.binding, {}).get("ex_post")
+        stopped = "" if step is None else f" for those who stop after step {step} (ex post)"
         return (
-            f"{kind}({upper(self.epsilon)}, {upper(self.delta)})-DP at noise multiplier {sigma}{below} "
+            f"{kind}({upper(self.epsilon)}, {upper(self.delta)})-DP{stopped} at noise multiplier {sigma}{below} "
             f"[{self.accountant}, {self.direction}, binding: {self.binding}]"
         )
 

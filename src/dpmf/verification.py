@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpmf import api, attacks, progress, validation
+from dpmf import api, attacks, paper, progress, validation
 from dpmf import lower_bounds as lower
 from dpmf._version import __version__
 from dpmf.accountants.monte_carlo import MonteCarlo
@@ -27,7 +27,8 @@ from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.formatting import lower as rounded_down
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.mechanism import Mechanism
+from dpmf.run import Run, asked_about, only_mechanism
 
 _STANDARD_ERRORS = 5.0
 
@@ -64,6 +65,8 @@ class Verification:
     """The bounds of several accountants on one mechanism, and the contradictions between them.
 
     Attributes:
+      relation: how two data sets may differ, in words.
+      run: how records get into batches, and what is done with them, in sentences.
       bounds: upper bounds on δ(ε), one for each accountant and direction.
       lower: certified lower bounds on δ(ε), by direction.
       sampled: Monte Carlo estimates of δ(ε), one for each direction.
@@ -86,6 +89,8 @@ class Verification:
     epsilon: float
     target_delta: float
     direction: str
+    relation: str
+    run: str
     bounds: tuple[CheckedBound, ...]
     lower: dict[str, float]
     sampled: tuple[Sampled, ...]
@@ -111,7 +116,7 @@ class Verification:
 
 
 def verify(
-    mechanism: Mechanism,
+    mechanism: Mechanism | Run,
     *,
     epsilon: float,
     delta: float,
@@ -125,10 +130,10 @@ def verify(
     """Ask several accountants for δ(ε) at one noise multiplier, and compare their answers.
 
     Args:
-      mechanism: what is checked.
+      mechanism: what is checked: a mechanism, or a `Run`, whose cut of batches is counted in the upper bounds.
       epsilon: the ε of the guarantee.
       delta: the δ of the guarantee.
-      noise_multiplier: σ for clipping norm 1 and the strategy as given; it is calibrated if it is None.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given; it is calibrated if it is None. Runs have one.
       direction: the neighbouring relation: "both", "remove" or "add".
       accountants: two or more deterministic accountants; by default all of dpmf that suit the mechanism.
       samples: the number of Monte Carlo samples for each direction.
@@ -146,20 +151,22 @@ def verify(
     epsilon = validation.non_negative("epsilon", epsilon)
     target = validation.probability("delta", delta)
     sampler = MonteCarlo(samples=samples, seed=seed)
-    mechanism_of_a_question(mechanism)
-    asked = [resolve(a) for a in accountants or ()] or suitable(mechanism, "bound") or [resolve(api.DEFAULT_ACCOUNTANT)]
-    if len({a.name for a in asked}) < 2 and not isinstance(mechanism.batching, Poisson):
+    uncut = mechanism.mechanism if isinstance(mechanism, Run) else only_mechanism(mechanism, " or a dpmf.Run")
+    asked = [resolve(a) for a in accountants or ()] or suitable(uncut, "bound") or [resolve(api.DEFAULT_ACCOUNTANT)]
+    if len({a.name for a in asked}) < 2 and not isinstance(uncut.batching, Poisson):
         raise ArgumentError("accountants", f"must be at least two different ones, got {[a.name for a in asked]}")
-    prepared = [(a, covering(a, mechanism).prepare(mechanism)) for a in asked]
+    prepared = [(a, covering(a, uncut).prepare(uncut)) for a in asked]
     for _, one in prepared:
         if one.kind != "bound":
             raise ArgumentError("accountants", f"must be deterministic, {one.name} is not")
-    calibrated = noise_multiplier is None
-    if noise_multiplier is None:
+    calibrated = noise_multiplier is None and uncut is mechanism
+    if calibrated:
         progress.say("calibrating")
         noise_multiplier = api.calibrate(
-            mechanism, target_epsilon=epsilon, target_delta=target, direction=direction
+            uncut, target_epsilon=epsilon, target_delta=target, direction=direction
         ).noise_multiplier
+    sigma = asked_about(mechanism, noise_multiplier)[1]
+    run = paper.as_run(mechanism, sigma)
     bounds: list[CheckedBound] = []
     below: dict[str, float] = {}
     sampled: list[Sampled] = []
@@ -177,26 +184,28 @@ def verify(
                 )
             )  # fmt: skip
         progress.say(f"lower bound, {way}")
-        below[way] = lower.lower_delta(mechanism, noise_multiplier, epsilon, way)
-        if mechanism.batching.fixed:  # the losses of several throws are not sampled
+        below[way] = lower.lower_delta(uncut, sigma, epsilon, way)
+        if uncut.batching.fixed:  # the losses of several throws are not sampled
             progress.say(f"sampling, {way}")
-            sampled.append(_sample(sampler.prepare(mechanism), noise_multiplier, epsilon, way))
+            sampled.append(_sample(sampler.prepare(uncut), sigma, epsilon, way))
     least = max(min(b.delta for b in bounds if b.direction == way) for way in one_ways)
-    batching = mechanism.batching
+    batching = uncut.batching
     return Verification(
-        mechanism=mechanism.name,
-        strategy=mechanism.strategy.name,
+        mechanism=uncut.name,
+        strategy=uncut.strategy.name,
         batching="balls in bins" if batching.fixed else batching.kind,
         epochs=batching.epochs,
         batches_per_epoch=batching.batches_per_epoch,
         iterations=batching.iterations,
-        gram_digest=_digest(mechanism),
-        sensitivity=mechanism.sensitivity,
-        noise_multiplier=float(noise_multiplier),
+        gram_digest=_digest(uncut),
+        sensitivity=uncut.sensitivity,
+        noise_multiplier=sigma,
         calibrated=calibrated,
         epsilon=epsilon,
         target_delta=target,
         direction=direction,
+        relation=paper.relation(run, direction),
+        run=paper.described(run),
         bounds=tuple(bounds),
         lower=below,
         sampled=tuple(sampled),
@@ -209,11 +218,12 @@ def verify(
 
 
 def _tradeoff(
-    mechanism: Mechanism, sigma: float, direction: str, accountants: Sequence[Accountant]
+    mechanism: Mechanism | Run, sigma: float | None, direction: str, accountants: Sequence[Accountant]
 ) -> attacks.TradeOff:
     progress.say("what any attack can achieve")
     chosen = least_of(accountants)
-    with_renyi = mechanism.batching.fixed and any(accountant.name == "renyi" for accountant in accountants)
+    fixed = (mechanism.mechanism if isinstance(mechanism, Run) else mechanism).batching.fixed
+    with_renyi = fixed and any(accountant.name == "renyi" for accountant in accountants)
     return attacks.tradeoff(mechanism, noise_multiplier=sigma, direction=direction, accountant=chosen, renyi=with_renyi)
 
 
@@ -271,19 +281,18 @@ def _page(v: Verification) -> str:
     if v.contradictions:
         verdict = f"**CONTRADICTION**: {len(v.contradictions)} pairs of numbers cannot both be right. Do not publish."
     elif v.certified:
-        verdict = f"**Certified**: ({epsilon}, {target})-DP. {agree}"
+        verdict = f"**Certified**: ({epsilon}, {target})-DP where {v.relation}. {agree}"
     else:
         verdict = f"**Not certified**: δ({epsilon}) ≤ {upper(v.delta, 4)} is proved, {target} was asked for. {agree}"
-    directions = "add and remove" if v.direction == "both" else v.direction
     lines = [
-        f"# Verification of {v.mechanism}", "", verdict, "",
+        f"# Verification of {v.mechanism}", "", verdict, "", v.run, "",
         *(f"- {line}" for line in v.contradictions), *([""] if v.contradictions else []),
         "| input | |", "|---|---|",
         f"| strategy | {v.strategy} |",
         f"| batching | {v.batching}: {v.epochs} epoch{'s' * (v.epochs > 1)} of {v.batches_per_epoch} batches, "
         f"{v.iterations} iterations |",
         f"| noise multiplier | {v.noise_multiplier!r}{' (calibrated)' if v.calibrated else ''}, clipping norm 1 |",
-        f"| target | ε = {epsilon}, δ = {target}, {directions} |",
+        f"| target | ε = {epsilon}, δ = {target} |",
         f"| sensitivity without amplification | {upper(v.sensitivity)} |",
         f"| SHA-256 of the Gram matrix | `{v.gram_digest[:32]}` |",
         "",

@@ -91,7 +91,7 @@ def tradeoff(
         tuned = None
         if tuning_runs is not None:
             tuned = tuning.total_epsilon(found, delta=level, mean=tuning_runs, shape=tuning_shape)
-    text = statement(mechanism, bound, found) + ("" if tuned is None else f" With tuning, {tuned}.")
+    text = str(statement(mechanism, bound, found)) + ("" if tuned is None else f" With tuning, {tuned}.")
     if output is not None:
         attack_report.write_tradeoff(output, mechanism, found)
     if as_json:

@@ -94,7 +94,5 @@ def search_bound(
         raise validation.wrong("event", "a RepeatAndSelectDpEvent", event)
     if not isinstance(event.event, BallsInBinsMatrixDpEvent):
         raise ArgumentError("event", f"must repeat a BallsInBinsMatrixDpEvent, got {type(event.event).__name__}")
-    curve = attacks.tradeoff(
-        event.event.mechanism, noise_multiplier=event.event.noise_multiplier, accountant=accountant
-    )
+    curve = attacks.tradeoff(event.event.run, accountant=accountant)
     return tuning.total_epsilon(curve, delta=delta, mean=event.mean, shape=event.shape)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import attr
@@ -24,8 +25,12 @@ from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins, Poisson
-from dpmf.mechanism import Mechanism, mechanism_of_a_question
+from dpmf.cut import SHARES, Cut, raised, without
+from dpmf.errors import ArgumentError
+from dpmf.formatting import given, upper
+from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
+from dpmf.run import Run, asked_about, only_mechanism
 from dpmf.strategies.base import Strategy
 
 NeighboringRelation = privacy_accountant.NeighboringRelation
@@ -54,6 +59,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
       iterations: N, by default k·b and the gaps. A smaller N with (k−1)·b < N cuts off the last epoch of fixed bins.
       batching: how records get into batches, where bins are not fixed (`dpmf.reshuffled`, `dpmf.Poisson`, ...); it has
         the same epochs and batches.
+      cut: how batches are cut (`Run.cut`), which `BallsInBinsPLDAccountant` charges for.
     """
 
     strategy: Strategy
@@ -62,6 +68,7 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     noise_multiplier: float
     iterations: int | None = None
     batching: BallsInBins | Poisson | None = None
+    cut: Cut | None = None
 
     def __attrs_post_init__(self) -> None:
         sigma = validation.non_negative("noise_multiplier", self.noise_multiplier)
@@ -70,6 +77,8 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         batching = mechanism.batching
         if (batching.epochs, batching.batches_per_epoch) != (fixed.epochs, fixed.batches_per_epoch):
             raise validation.wrong("batching", f"of {fixed.name}", batching)
+        if self.cut is not None and self.cut.batching != batching:
+            raise validation.wrong("cut", f"of {batching.name}", self.cut)
         object.__setattr__(self, "batching", None if batching.fixed else batching)
         # All fields are normalised, so that equal mechanisms are equal events.
         object.__setattr__(self, "strategy", mechanism.strategy)
@@ -78,12 +87,22 @@ class BallsInBinsMatrixDpEvent(dp_event.DpEvent):  # type: ignore[misc]
         object.__setattr__(self, "noise_multiplier", sigma)
 
     @classmethod
-    def of(cls, mechanism: Mechanism, noise_multiplier: float) -> BallsInBinsMatrixDpEvent:
-        """Return the event of running a mechanism with a noise multiplier."""
-        mechanism_of_a_question(mechanism)
+    def of(cls, mechanism: Mechanism | Run, noise_multiplier: float | None = None) -> BallsInBinsMatrixDpEvent:
+        """Return the event of a run, or of running a mechanism with a noise multiplier."""
+        if noise_multiplier == 0:  # no privacy, which is an event all the same
+            mechanism, sigma, cut = only_mechanism(mechanism), 0.0, None
+        else:
+            mechanism, sigma, cut = asked_about(mechanism, noise_multiplier)
         bins = mechanism.batching
         other = bins if isinstance(bins, BallsInBins | Poisson) and not bins.fixed else None
-        return cls(mechanism.strategy, bins.epochs, bins.batches_per_epoch, noise_multiplier, bins.iterations, other)
+        return cls(mechanism.strategy, bins.epochs, bins.batches_per_epoch, sigma, bins.iterations, other, cut)
+
+    @property
+    def run(self) -> Run:
+        """What the guarantee depends on: mechanism, noise multiplier and cut."""
+        run = Run(self.mechanism, self.noise_multiplier)
+        cut = self.cut
+        return run if cut is None else replace(run, max_batch_size=cut.max_batch_size, records=cut.records)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -161,6 +180,9 @@ def loss_distribution(
     if not isinstance(event, BallsInBinsMatrixDpEvent):
         raise validation.wrong("event", "a BallsInBinsMatrixDpEvent", event)
     validation.positive("noise_multiplier", event.noise_multiplier)
+    if event.cut is not None:
+        advice = "BallsInBinsPLDAccountant adds what a cut costs"
+        raise ArgumentError("event", f"must be of a run whose batches are not cut: {advice}")
     interval = validation.positive("value_discretization_interval", value_discretization_interval)
     tolerance = validation.probability("relative_tolerance", relative_tolerance)
     return _cached_distribution(event, interval, resolve(accountant), tolerance)[0]
@@ -180,7 +202,10 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
       relative_tolerance: as in `loss_distribution`.
 
     **Formal guarantees.** The answers are upper bounds, as for `loss_distribution` and `PLDAccountant`. The loss
-    distributions of n runs are convolved; ε is not just multiplied by n.
+    distributions of n runs are convolved; ε is not just multiplied by n. Runs that cut their batches are composed as if
+    they did not, and δ(ε) of everything is charged e^ε times the sum of their η at the end: on one of two neighbouring
+    data sets all outputs together differ from those of uncut runs with no more than that probability
+    (docs/theory/batch-sizes.md).
     """
 
     _pld: Any
@@ -196,6 +221,7 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
         interval = validation.positive("value_discretization_interval", value_discretization_interval)
         super().__init__(neighboring_relation, interval)
         self._bounds = resolve(accountant)
+        self._cut = 0.0  # the probability that a cut of batches matters
         self._finite = 1.0  # the probability that the losses of all our events are finite
         self._tolerance = validation.probability("relative_tolerance", relative_tolerance)
 
@@ -214,9 +240,26 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
         distribution, finite = _cached_distribution(
             event, self._value_discretization_interval, self._bounds, self._tolerance
         )
+        self._cut += 0.0 if event.cut is None else count * event.cut.probability * (1 + 8 * UNIT)
         self._finite *= finite**count
         if self._finite < _LEAST_FINITE_MASS:
             self._contains_non_dp_event = True
         else:
             self._pld = self._pld.compose(distribution.self_compose(count))
         return None
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """δ of everything composed, with what cut batches cost."""
+        delta = float(super().get_delta(target_epsilon))
+        return min(1.0, delta + raised(self._cut, max(target_epsilon, 0.0))) if self._cut else delta
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """ε of everything composed, at a δ of which a part pays for cut batches; an error where they cost too much."""
+        if not self._cut or self._contains_non_dp_event:
+            return float(super().get_epsilon(target_delta))
+        for share in SHARES:
+            epsilon = float(super().get_epsilon(without(target_delta, share)))
+            if raised(self._cut, epsilon) <= share * target_delta:
+                return epsilon
+        cost = f"cut batches cost {upper(raised(self._cut, epsilon), 2)} of it at ε = {upper(epsilon, 3)}"
+        raise ArgumentError("target_delta", f"must be larger: {cost}, got {given(target_delta)}")
