@@ -22,7 +22,7 @@ from dpmf.accountants.protocol import (
     suited,
 )
 from dpmf.accountants.registry import covering, least_of, resolve
-from dpmf.cut import Cut
+from dpmf.cut import Cut, affordable
 from dpmf.errors import ArgumentError, CalibrationError
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
@@ -127,7 +127,7 @@ class _Question:
         if self._cut is None:
             uncut(delta)
         else:
-            self._cut.epsilon(delta, uncut, direction=self._relation)
+            affordable(delta, uncut, partial(self._cut.charge, direction=self._relation))
         return found
 
     def least_noise(
@@ -263,17 +263,17 @@ def epsilon(
     decides"). For "add" it bounds either, and the smaller bound is returned; `details` say if it is that of removing.
     An accountant that samples gives an `Estimate` instead, which guarantees nothing.
     Where a run cuts its batches, ε is that of the uncut mechanism at a smaller δ, and the rest pays for the cut
-    (`Cut.epsilon`). Where stopping points are named, all answers together are an ex-post guarantee: whoever stops at
-    one of them, for whatever reason, may state its ε (docs/theory/batch-sizes.md, "Stopping early").
+    (`affordable`). Where stopping points are named, all answers together are an ex-post guarantee: whoever stops at
+    one of them, judging by what was released, may state its ε (docs/theory/batch-sizes.md, "Stopping early").
     """
-    run = mechanism if isinstance(mechanism, Run) else None
-    if run is None and stop is not None:
+    delta = share = validation.probability("delta", delta)
+    if isinstance(mechanism, Run):
+        mechanism, share = mechanism.stopped(stop, delta)
+    elif stop is not None:
         raise ArgumentError("stop", f"applies only to a dpmf.Run in which it was named (stops=), got {stop!r}")
-    uncut, sigma, cut = asked_about(mechanism if run is None else run.stopped(stop), noise_multiplier)
+    uncut, sigma, cut = asked_about(mechanism, noise_multiplier)
     question = _Question(uncut, accountant, direction, with_lower, time_budget, memory_budget, cut)
     question.notes |= {} if stop is None else {"ex_post": stop}
-    delta = validation.probability("delta", delta)
-    share = delta if run is None else run.share(delta)
     with question.asked() as source:
         found = question.within(share, lambda left, one_way: source.epsilon(sigma, left, one_way))
     binding = _binding(found)

@@ -18,8 +18,8 @@ from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.numerics import FLOOR, UNIT
 
-SHARES = (2.0**-10, 2.0**-5, 0.5)  # parts of δ that the charge may take when ε is asked for
-LARGEST_SHARE = SHARES[-1]  # beyond it, a larger batch is always the better choice
+_SHARES = (2.0**-10, 2.0**-5, 0.5)  # parts of δ that the charge may take when ε is asked for
+LARGEST_SHARE = _SHARES[-1]  # beyond it, a larger batch is always the better choice
 
 
 def binomial_tail(trials: int, groups: int, bins: int, least: int) -> float:
@@ -107,29 +107,6 @@ class Cut:
             low, high = (low, middle) if enough else (middle, high)
         return high
 
-    def epsilon(
-        self, delta: float, uncut: Callable[[float], float], known: float = math.inf, direction: str = "both"
-    ) -> float:
-        """An ε at which the cut mechanism is (ε, delta)-DP; an error where the charge leaves too little of δ.
-
-        Args:
-          delta: δ.
-          uncut: the ε of the uncut mechanism at a given δ.
-          known: an ε that is proved already, which is the answer where the charge leaves too little.
-          direction: the neighbouring relation.
-        """
-        for share in SHARES:
-            epsilon = uncut(without(delta, share))
-            if self.charge(epsilon, direction) <= share * delta:
-                return epsilon
-        if known < math.inf:
-            return known
-        raise ArgumentError(
-            "delta",
-            f"must be larger for this run, in which cut batches (max_batch_size = {self.max_batch_size}) cost "
-            f"{upper(self.charge(epsilon, direction), 2)} of it at ε = {upper(epsilon, 3)}, got {given(delta)}",
-        )
-
 
 def raised(probability: float, epsilon: float) -> float:
     """e^ε times a positive probability; rounded up, and infinite above 1."""
@@ -137,9 +114,20 @@ def raised(probability: float, epsilon: float) -> float:
     return math.inf if exponent > 0 else math.exp(exponent + 4 * UNIT * (epsilon + 1000)) * (1 + 4 * UNIT)
 
 
-def without(delta: float, share: float) -> float:
-    """δ without a part of it, rounded down."""
-    return math.nextafter(delta * (1 - share), 0.0)
+def affordable(delta: float, uncut: Callable[[float], float], charge: Callable[[float], float]) -> float:
+    """An ε at which something is (ε, delta)-DP in spite of cut batches; an error where they leave too little of δ.
+
+    Args:
+      delta: δ.
+      uncut: the ε without a cut, at a given δ.
+      charge: what the cut adds to δ at a given ε.
+    """
+    for share in _SHARES:
+        epsilon = uncut(math.nextafter(delta * (1 - share), 0.0))
+        if charge(epsilon) <= share * delta:
+            return epsilon
+    cost = f"cut batches (max_batch_size) cost {upper(charge(epsilon), 2)} of it at ε = {upper(epsilon, 3)}"
+    raise ArgumentError("delta", f"must be larger for this run, in which {cost}, got {given(delta)}")
 
 
 def checked_cut(batching: AnyBatching, size: int, max_batch_size: int | None, records: int | None) -> Cut | None:

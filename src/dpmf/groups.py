@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from dpmf.formatting import given
 from dpmf.loss.gaussian import gaussian_delta, gaussian_epsilon
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import FLOOR, UNIT, Array
-from dpmf.results import PrivacyBound
+from dpmf.results import PrivacyBound, PrivacyProfile
 from dpmf.run import Run, asked_about
 
 MOST = 64  # records of one person
@@ -62,7 +64,8 @@ def group_privacy(
         raise ArgumentError("epsilon", "must be given if delta is not, and must not be given with it")
     # Coefficients and norms of the strategy are rounded; the sensitivity is raised by what that can make of it.
     whole = g * uncut.sensitivity / sigma * (1 + uncut.gram_error + 4 * UNIT)
-    ask = partial(_table, mechanism, noise_multiplier, g, accountant, time_budget)
+    about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "accountant": accountant}
+    ask = partial(_table, partial(api.profile, mechanism, time_budget=time_budget, **about), g)
     best = "sensitivity"
     if epsilon is not None:
         eps = validation.non_negative("epsilon", epsilon)
@@ -74,7 +77,7 @@ def group_privacy(
         # A sum for g records has a term e^ε·η, so that no larger ε is of any use where batches are cut.
         eps = gaussian_epsilon(whole, bound) if cut is None else math.log(bound / cut.probability)
         # Record by record, look first up to where g equal parts would be enough if δ did not grow, and then farther.
-        top = g * api.epsilon(mechanism, noise_multiplier=noise_multiplier, delta=bound, accountant=accountant).epsilon
+        top = g * api.epsilon(mechanism, delta=bound, **about).epsilon
         while top < eps:
             grid, deltas = ask(top)
             enough = np.flatnonzero(deltas <= bound)
@@ -91,24 +94,14 @@ def group_privacy(
     )  # fmt: skip
 
 
-def _table(
-    mechanism: Mechanism | Run,
-    sigma: float | None,
-    g: int,
-    accountant: api.AnyAccountant,
-    seconds: float | None,
-    epsilon: float,
-) -> tuple[Array, Array]:
+def _table(profile_at: Callable[..., PrivacyProfile], g: int, epsilon: float) -> tuple[Array, Array]:
     """Multiples of a step from 0 to ε, and bounds on δ there for groups of g records.
 
     The best sum for g records is the best one for g − 1 up to some multiple, plus a last term. Parts of the grid's
     points add up to the points only up to rounding, so that one record is asked about at slightly smaller ones.
     """
     grid = np.linspace(0.0, epsilon, g * -(-_STEPS // g) + 1 if epsilon > 0 else 1)
-    profile = api.profile(
-        mechanism, noise_multiplier=sigma, epsilons=grid * (1 - 16 * UNIT * g), accountant=accountant,
-        time_budget=seconds,
-    )  # fmt: skip
+    profile = profile_at(epsilons=grid * (1 - 16 * UNIT * g))
     if profile.kind != "bound":  # of an accountant that was prepared already
         raise ArgumentError("accountant", f"must be one that proves its bound, {profile.accountant} only estimates it")
     one = np.minimum.accumulate(np.asarray(profile.deltas))  # δ(ε) does not grow

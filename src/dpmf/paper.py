@@ -21,7 +21,7 @@ from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.mechanism import Mechanism
 from dpmf.results import Calibration, Estimate, PrivacyBound
-from dpmf.run import Run, asked_about, only_mechanism
+from dpmf.run import Run, only_mechanism
 
 DELTA = 1e-5  # where ε is stated if no δ is given
 EXACT = "exact arithmetic"
@@ -58,39 +58,27 @@ class Statement:
         """δ of the whole run."""
         return self.bound.target_delta if isinstance(self.bound, Calibration) else self.bound.delta
 
-    @property
-    def accountant(self) -> str:
-        """The name of the accountant whose bound it is; `best` says whose won."""
-        name = self.bound.details.get(self.bound.binding, {}).get("accountant", self.bound.accountant)
-        return str(name)
-
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; numbers are full doubles."""
-        cut, bound = self.run.cut, self.bound
-        cost = None if cut is None else cut.charge(bound.epsilon, bound.direction)
-        return self.run.to_dict() | {
+        name, rests_on = _proof(self.bound)
+        more = {"delta": self.delta, "accountant": name, "rests_on": rests_on, "assumptions": list(self.assumptions)}
+        return self.run.to_dict() | self.bound.to_dict() | more | {
             "relation": relation(self.run, self.bound.direction),
-            "cut_costs": cost,
-            "epsilon": self.bound.epsilon if math.isfinite(self.bound.epsilon) else None,
-            "delta": self.delta,
             "ex_post": {str(step): epsilon for step, epsilon in self.ex_post.items()},
-            "accountant": self.accountant,
-            "rests_on": _rests_on(self.accountant),
             "tradeoff": None if self.tradeoff is None else self.tradeoff.to_dict(),
-            "assumptions": list(self.assumptions),
-        }
+        }  # fmt: skip
 
     def __str__(self) -> str:
         mechanism, bound = self.run.mechanism, self.bound
         sigma = (upper if isinstance(bound, Calibration) else given)(bound.noise_multiplier)
-        rests_on = _rests_on(self.accountant)
+        name, rests_on = _proof(bound)
         text = (
             f"We run the matrix mechanism with the strategy {mechanism.strategy.name} for "
             f"{mechanism.batching.iterations} iterations, with noise multiplier {sigma} for clipping norm 1 and the "
             f"strategy as given. {described(self.run)} The mechanism is ({upper(bound.epsilon, 4)}, "
             f"{upper(self.delta, 4)})-differentially private where {relation(self.run, bound.direction)}. This is a "
-            f"proved upper bound, not an estimate, by the accountant '{self.accountant}'"
-            f"{f' ({rests_on})' if rests_on else ''} of dpmf {__version__}."
+            f"proved upper bound, not an estimate, by the accountant '{name}'{rests_on and f' ({rests_on})'} of dpmf "
+            f"{__version__}."
         )
         if self.tradeoff is not None:
             found = self.tradeoff
@@ -102,8 +90,8 @@ class Statement:
         if self.ex_post:
             points = ", ".join(f"{upper(epsilon, 4)} after step {step}" for step, epsilon in self.ex_post.items())
             text += (
-                f" Stopping points were named in advance, and δ is divided over them and the end. Stopping at one of "
-                f"them for whatever reason has the ex-post guarantee of a smaller ε at the same δ: {points}."
+                " Stopping points were named in advance, and δ is divided over them and the end. Whoever stops at one, "
+                f"judging by what was released, has the ex-post guarantee of another ε at the same δ: {points}."
             )
         return f"{text} Assumptions: {' '.join(self.assumptions)}"
 
@@ -136,8 +124,6 @@ def statement(
     costs, or of another noise multiplier, is refused.
     """
     if isinstance(run, Run) and (bound is None or run.stops):
-        if bound is not None:
-            raise validation.wrong("bound", "left out for a run with stopping points, which are asked about", bound)
         bound = api.epsilon(run, delta=delta, accountant=accountant)
     if isinstance(bound, Estimate) or not isinstance(bound, PrivacyBound):
         raise validation.wrong("bound", "a guarantee, not an estimate", type(bound).__name__)
@@ -146,18 +132,15 @@ def statement(
         raise validation.wrong("bound", f"of the whole run at noise multiplier {whole.noise_multiplier!r}", bound)
     if tradeoff is not None and tradeoff.noise_multiplier != bound.noise_multiplier:
         raise validation.wrong("tradeoff", f"at the noise multiplier {bound.noise_multiplier!r}", tradeoff)
-    if asked_about(whole, None)[2] is not None:  # batches are cut
-        charged = tradeoff is None or tradeoff.largest_mu == math.inf
-        counted = {"bound": bool(said) and all("cut" in one for one in said), "tradeoff": charged}
-        for name, fine in counted.items():
-            if not fine:
-                raise ArgumentError(name, "must be asked about the run, not its mechanism: batches are cut")
+    if whole.cut is not None and whole.cut.probability:
+        if not said or not all("cut" in one for one in said):
+            raise ArgumentError("bound", "must be asked about the run, not its mechanism: batches are cut")
+        if tradeoff is not None and tradeoff.largest_mu < math.inf:
+            raise ArgumentError("tradeoff", "must be asked about the run, not its mechanism: batches are cut")
     if isinstance(accountant, PreparedAccountant):  # for the whole run only
         accountant = api.DEFAULT_ACCOUNTANT
     named = {stop: api.epsilon(whole, delta=delta, stop=stop, accountant=accountant).epsilon for stop in whole.stops}
-    exact = ("Gradients are clipped and added up, and noise is drawn, in exact arithmetic.",)
-    general = ASSUMPTIONS + exact * (whole.precision == EXACT)
-    return Statement(whole, bound, tradeoff, named, (*general, *assumptions))
+    return Statement(whole, bound, tradeoff, named, (*ASSUMPTIONS, *assumptions))
 
 
 def as_run(asked: Mechanism | Run, noise_multiplier: float) -> Run:
@@ -169,36 +152,28 @@ def as_run(asked: Mechanism | Run, noise_multiplier: float) -> Run:
 
 def relation(run: Run, direction: str) -> str:
     """How two data sets may differ, in words, to follow "where"."""
-    if direction == "both":
-        return f"{run.relation} (both directions)"
-    what = "removed" if direction == "remove" else "added"
-    change = run.relation.replace("added or removed", what)
-    if change == run.relation and direction == "add":
-        change = f"an empty place is taken by one {run.unit}"
-    return f"{change} (this direction only)"
+    ways = {"both": "both directions", "remove": "for removing it only", "add": "for adding it only"}
+    return f"{run.relation} ({ways[direction]})"
 
 
 def described(run: Run) -> str:
     """How records get into batches, and what is done with them, in sentences."""
-    text = _batching(run.mechanism.batching, run.unit)
-    if run.precision != EXACT:
-        divided = "" if run.divisor is None else f"; sums are divided by {given(run.divisor)}"
-        text += (
-            f" What a {run.unit} contributes to a step is clipped to norm {given(run.clip_norm)}; clipping, sums and "
-            f"noise are computed in {run.precision}{divided}."
-        )
-    if run.max_batch_size is not None:
-        text += (
-            f" Batches are cut to {run.max_batch_size} of at most {run.records} {run.unit}s, and the guarantee "
-            "includes what that costs."
-        )
-    return text
+    divided = "" if run.divisor is None else f"; sums are divided by {given(run.divisor)}"
+    cut = (
+        f" Batches are cut to {run.max_batch_size} of at most {run.records} {run.unit}s, and the guarantee includes "
+        "what that costs."
+    )
+    return (
+        f"{_batching(run.mechanism.batching, run.unit)} What a {run.unit} contributes to a step is clipped to norm "
+        f"{given(run.clip_norm)}; clipping, sums and noise are computed in {run.precision}{divided}."
+    ) + (cut if run.max_batch_size is not None else "")
 
 
-def _rests_on(name: str) -> str:
-    """The theorem that an accountant's bounds rest on."""
+def _proof(bound: PrivacyBound) -> tuple[str, str]:
+    """The accountant whose bound it is (`best` says whose won), and the theorem that it rests on."""
+    name = bound.details.get(bound.binding, {}).get("accountant", bound.accountant)
     accountant = ACCOUNTANTS.get(name)
-    return "" if accountant is None or accountant.role != "bound" else accountant.rests_on
+    return name, "" if accountant is None or accountant.role != "bound" else accountant.rests_on
 
 
 def _batching(batching: AnyBatching, unit: str) -> str:

@@ -59,12 +59,13 @@ class Run:
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
             raise validation.wrong("mechanism", "a dpmf.Mechanism", self.mechanism)
-        for name in ("noise_multiplier", "clip_norm", "divisor"):
-            if name != "divisor" or self.divisor is not None:
-                object.__setattr__(self, name, validation.positive(name, getattr(self, name)))
-        for name in ("max_batch_size", "records"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, validation.integer(name, getattr(self, name), at_least=1))
+        for name in ("noise_multiplier", "clip_norm", "divisor", "max_batch_size", "records"):
+            value = getattr(self, name)
+            if name in ("max_batch_size", "records"):
+                value = value if value is None else validation.integer(name, value, at_least=1)
+            elif name != "divisor" or value is not None:
+                value = validation.positive(name, value)
+            object.__setattr__(self, name, value)
         if self.max_batch_size is not None and self.records is None:
             raise ArgumentError("records", "must be given with max_batch_size, as an upper bound on their number")
         validation.flag("public", self.public)
@@ -74,9 +75,8 @@ class Run:
     @cached_property
     def cut(self) -> Cut | None:
         """How batches are cut, with what that costs in δ; None if they are not."""
-        if self.max_batch_size is None:
+        if self.max_batch_size is None or self.records is None:
             return None
-        assert self.records is not None
         return Cut(self.mechanism.batching, self.records, self.max_batch_size)
 
     @property
@@ -110,19 +110,18 @@ class Run:
         column = raised_column(strategy, self.mechanism.batching.iterations)[: batching.iterations]
         return replace(self, mechanism=Mechanism(coefficients(column), batching), stops=())
 
-    def stopped(self, stop: int | None) -> Run:
-        """What can be looked at by those who stop at a step that was named in advance; by default everything."""
-        if stop is None:
-            return self
-        if stop not in self.stops:
+    def stopped(self, stop: int | None, delta: float) -> tuple[Run, float]:
+        """What those look at who stop at a step that was named in advance, and the share of δ for it.
+
+        Args:
+          stop: the step, or None for the end, which is one of the stopping points.
+          delta: δ for all of them together.
+        """
+        if stop is not None and stop not in self.stops:
             named = ", ".join(map(str, self.stops)) or "none was"
             raise validation.wrong("stop", f"one of the stopping points that were named in advance ({named})", stop)
-        return self.until(stop)
-
-    def share(self, delta: float) -> float:
-        """The part of δ for one of the stopping points that were named, of which the end is one."""
-        parts = len(self.stops) + 1
-        return delta if parts == 1 else math.nextafter(delta / parts, 0.0)
+        share = math.nextafter(delta / (len(self.stops) + 1), 0.0) if self.stops else delta
+        return self if stop is None else self.until(stop), share
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
@@ -163,7 +162,7 @@ def asked_about(asked: Mechanism | Run, noise_multiplier: float | None) -> tuple
     if noise_multiplier is not None:
         own = f"must be left out for a run, which has its own, {given(asked.noise_multiplier)}"
         raise ArgumentError("noise_multiplier", f"{own}; got {noise_multiplier!r}")
-    cut = asked.cut if asked.cut is not None and asked.cut.probability else None
+    cut = asked.cut if asked.cut is not None and asked.cut.probability else None  # 0: no batch is ever so large
     return asked.mechanism, asked.mechanism.checked_noise(asked.noise_multiplier), cut
 
 

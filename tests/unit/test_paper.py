@@ -53,8 +53,8 @@ def test_batchings(batching: object, words: str) -> None:
     bound = dpmf.epsilon(composed, noise_multiplier=3.0, delta=1e-4, accountant=name, direction="remove")
     text = str(dpmf.statement(composed, bound))
     assert words in text
-    where = "the place of one record is left empty" if "group" in text or "every 4" in text else "one record is removed"
-    assert f"{where} (this direction only)" in text
+    where = "the place of one record is left empty" if "group" in text or "every 4" in text else "is added or removed"
+    assert f"{where} (for removing it only)" in text
     assert "noise multiplier 3 " in text
 
 

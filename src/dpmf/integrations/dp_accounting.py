@@ -25,9 +25,8 @@ from dpmf.accountants.protocol import Accountant
 from dpmf.accountants.registry import resolve
 from dpmf.api import DEFAULT_ACCOUNTANT
 from dpmf.batching import BallsInBins, Poisson
-from dpmf.cut import SHARES, Cut, raised, without
+from dpmf.cut import Cut, affordable, raised
 from dpmf.errors import ArgumentError
-from dpmf.formatting import given, upper
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import UNIT
 from dpmf.run import Run, asked_about, only_mechanism
@@ -257,9 +256,4 @@ class BallsInBinsPLDAccountant(pld_privacy_accountant.PLDAccountant):  # type: i
         """ε of everything composed, at a δ of which a part pays for cut batches; an error where they cost too much."""
         if not self._cut or self._contains_non_dp_event:
             return float(super().get_epsilon(target_delta))
-        for share in SHARES:
-            epsilon = float(super().get_epsilon(without(target_delta, share)))
-            if raised(self._cut, epsilon) <= share * target_delta:
-                return epsilon
-        cost = f"cut batches cost {upper(raised(self._cut, epsilon), 2)} of it at ε = {upper(epsilon, 3)}"
-        raise ArgumentError("target_delta", f"must be larger: {cost}, got {given(target_delta)}")
+        return affordable(target_delta, super().get_epsilon, functools.partial(raised, self._cut))
