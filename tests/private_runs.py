@@ -80,13 +80,25 @@ def train(run: PrivateTraining, steps: int, loader: Any = None, after: Callable[
     """So many steps of an ordinary loop, leaving an epoch in the middle where that is."""
     while steps > 0:
         for batch in run.data_loader if loader is None else loader:
-            before = run.noise.step
+            before = run.steps_made
             step(run, batch)
-            steps -= run.noise.step - before
+            steps -= run.steps_made - before
             if after is not None:
                 after()
             if steps == 0:
                 break
+
+
+def recorded(run: PrivateTraining, sums: list[np.ndarray]) -> None:
+    """Keep the sum of clipped gradients of every step as it is before noise is added, in units of the gradients."""
+    release = run.current.release
+
+    def release_too() -> Any:
+        found = run.current.summed
+        sums.append(np.concatenate([total.numpy() * found.grid for total in found.totals]))
+        return release()
+
+    run.current.release = release_too
 
 
 def weights(run: PrivateTraining) -> np.ndarray:

@@ -7,6 +7,7 @@ Every check is also shown to fail on a training loop with the mistake it is ther
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,13 +97,14 @@ def train(run: PrivateTraining, steps: int, trace: Trace | None = None) -> Trace
     model, optimizer, loader = run
     (weight,) = model.parameters()
     expected = RECORDS / run.mechanism.batching.batches_per_epoch
-    add_noise = optimizer.add_noise
+    release = run.current.release
 
-    def recorded() -> None:
-        trace.sums.append(weight.summed_grad.detach().double().numpy().ravel() / CLIP)
-        add_noise()
+    def recorded() -> Any:
+        summed = run.current.summed
+        trace.sums.append(summed.totals[0].numpy() * summed.grid / CLIP)
+        return release()
 
-    optimizer.add_noise = recorded
+    run.current.release = recorded
     while steps:
         for x in loader:
             optimizer.zero_grad()
@@ -112,7 +114,7 @@ def train(run: PrivateTraining, steps: int, trace: Trace | None = None) -> Trace
                 owner = np.argmax(x.numpy(), axis=1)
                 samples = np.array([samples[owner == user].mean(axis=0) for user in set(owner)]).reshape(-1, WIDTH)
             elif run.sampler.cut is not None:  # rows that only fill up the batch
-                samples = samples[: len(run.sampler.batch(run.step))]
+                samples = samples[: len(run.sampler.batch(run.steps_made))]
             norms = np.linalg.norm(samples, axis=1, keepdims=True)
             trace.gradients.append(samples * np.minimum(1.0, CLIP / norms) / CLIP)
             before = weight.detach().double().numpy().ravel().copy()
@@ -122,7 +124,7 @@ def train(run: PrivateTraining, steps: int, trace: Trace | None = None) -> Trace
             steps -= 1
             if not steps:
                 break
-    optimizer.add_noise = add_noise
+    run.current.release = release
     return trace
 
 
@@ -284,7 +286,7 @@ def test_users_are_the_unit() -> None:
     assert _difference(*(begin(mechanism, users=users, **public) for users in (USERS, others)), last) < 2e-4
     # Clipping records one by one, as if they were the units, is noticed; so is throwing them one by one.
     run = begin(mechanism, users=USERS)
-    run.optimizer.deliveries.arrange = lambda _: None
+    run.current._units = lambda samples, _: list(samples)
     noticed = findings(train(run, steps_of(mechanism)), mechanism)
     assert any("more than" in line for line in noticed), noticed
     run = begin(mechanism, users=USERS, unit=None)
@@ -310,8 +312,8 @@ def _more_bins(run: PrivateTraining) -> None:
 
 
 MISTAKES: dict[str, tuple[str, Callable[[PrivateTraining], None], Callable[[PrivateTraining], None] | None]] = {
-    "half the noise": ("variance", lambda run: setattr(run.optimizer, "_problem", lambda: None), None),
-    "clipped twice as long": ("sum of step", lambda run: setattr(run.optimizer, "max_grad_norm", 2 * CLIP), None),
+    "half the noise": ("variance", lambda run: _other_run(run, noise_multiplier=SIGMA / 2), None),
+    "clipped twice as long": ("sum of step", lambda run: _other_run(run, clip_norm=2 * CLIP), None),
     "independent noise": ("correlated", lambda run: setattr(run.noise, "plan", IDENTITY), None),
     "fresh noise on resuming": ("correlated|variance", lambda run: None, _fresh_noise),
     "new bins every epoch": ("took part", lambda run: None, _more_bins),
@@ -323,12 +325,18 @@ MISTAKES: dict[str, tuple[str, Callable[[PrivateTraining], None], Callable[[Priv
 IDENTITY = NoiseStream(MECHANISMS["dpsgd"], []).plan
 
 
-def _divide_by_actual(run: PrivateTraining) -> None:
-    def scale() -> None:
-        (weight,) = run.model.parameters()
-        weight.grad /= max(len(weight.grad_sample), 1)
+def _other_run(run: PrivateTraining, **changes: float) -> None:
+    run.current.run = dataclasses.replace(run.run, **changes)
 
-    run.optimizer.scale_grad = scale
+
+def _divide_by_actual(run: PrivateTraining) -> None:
+    finish = run.current.finish
+
+    def wrong(released: list[Any], follow: Callable[[], Any]) -> Any:
+        size = max(len(run.sampler.batch(run.steps_made - 1)), 1)
+        return finish([total * (RECORDS / BINS / size) for total in released], follow)
+
+    run.current.finish = wrong
 
 
 def _cut_noise(run: PrivateTraining) -> None:
@@ -337,24 +345,27 @@ def _cut_noise(run: PrivateTraining) -> None:
 
 
 def _round_sums(run: PrivateTraining) -> None:
-    clip, (weight,) = run.optimizer.clip_and_accumulate, run.model.parameters()
+    add = run.current.add
 
-    def rounded() -> None:
-        clip()
-        weight.summed_grad = weight.summed_grad.bfloat16().float()
+    def rounded(samples: list[Any]) -> None:
+        add(samples)
+        summed = run.current.summed
+        summed.totals[0].copy_((summed.totals[0] * summed.grid).bfloat16() / summed.grid)
 
-    run.optimizer.clip_and_accumulate = rounded
+    run.current.add = rounded
 
 
 def _round_factors(run: PrivateTraining) -> None:
     """As under autocast."""
-    (weight,) = run.model.parameters()
+    add = run.current.add
 
-    def rounded() -> None:
-        factors = (CLIP / weight.grad_sample.flatten(1).norm(dim=1)).bfloat16().float().clamp(max=1)
-        weight.summed_grad = torch.einsum("i,i...", factors, weight.grad_sample)
+    def rounded(samples: list[Any]) -> None:
+        flat = samples[0].flatten(1).clone()
+        add(samples)
+        factors = (CLIP / flat.norm(dim=1)).bfloat16().float().clamp(max=1)
+        run.current.summed.totals[0].copy_((factors[:, None] * flat).sum(dim=0) / run.current.summed.grid)
 
-    run.optimizer.clip_and_accumulate = rounded
+    run.current.add = rounded
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -363,9 +374,6 @@ def test_the_audit_notices(name: str) -> None:
     mechanism = MECHANISMS["bsr"]
     run = begin(mechanism)
     before(run)
-    if name == "half the noise":
-        run.optimizer.noise_multiplier = SIGMA / 2
-        run.accountant.step = lambda **_: None
     trace = train(run, 10)
     if between is not None:
         between(run)
@@ -471,7 +479,8 @@ def spent(run: PrivateTraining) -> list[str]:
 def test_what_is_said_of_a_run_that_is_stopped() -> None:
     assert spent(begin(MECHANISMS["bsr"], accountant="renyi")) == []
     wrong = begin(MECHANISMS["bsr"], accountant="renyi")
-    wrong.accountant.matrix_mechanism = dpmf.Mechanism(BSR, dpmf.BallsInBins(1, BINS))  # that of the steps made
+    part = dpmf.Mechanism(BSR, dpmf.BallsInBins(1, BINS))  # that of the steps made
+    wrong.guarantee.run = dataclasses.replace(wrong.run, mechanism=part)
     assert "holds for a rule to stop" in spent(wrong)[0]
 
 

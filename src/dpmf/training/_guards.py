@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
+from torch.utils._pytree import tree_map_only
 
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.training._loader import tensors
+from dpmf.training._optimizer import PrivateOptimizer
+from dpmf.training.step import Step
 
 _PREFIX = "_module."  # of the names of a model that Opacus has wrapped
 
@@ -28,27 +30,14 @@ def check_new(model: Any, optimizer: Any) -> None:
                 "must not be compiled: Opacus takes the gradient of every record in hooks, which torch.compile may "
                 "leave out. Give make_private the model from before torch.compile",
             )
-        if isinstance(module, AbstractGradSampleModule) or hasattr(module, "autograd_grad_sample_hooks"):
+        if isinstance(module, AbstractGradSampleModule) or "dpmf_run" in module.__dict__:
             raise ArgumentError(
                 "model",
                 "must not belong to a private run already: make a new model, or take this one out of its run with "
                 "unwrap() (two runs on the same records spend the privacy of both)",
             )
-    if isinstance(optimizer, DPOptimizer):
+    if isinstance(optimizer, DPOptimizer | PrivateOptimizer):
         raise ArgumentError("optimizer", "must be an ordinary one of torch, not one that was made private before")
-
-
-def refuse_direct_steps(optimizer: Any, private: Any) -> None:
-    """Refuse steps of the original optimizer, which would follow gradients without noise."""
-
-    def refuse(*_: object) -> None:
-        if not private.stepping:
-            raise TrainingError(
-                "the optimizer that was given to make_private must not make steps itself, because it would follow "
-                "gradients without noise: go on with model, optimizer and data loader that make_private has returned"
-            )
-
-    private.removable.append(optimizer.register_step_pre_hook(refuse))
 
 
 # Names. The wrapped model has those of the model that make_private was given, and a copy of it is an ordinary module.
@@ -95,7 +84,13 @@ def _plain_copy(module: Any, memo: dict[int, Any]) -> Any:
         for key in [key for key, hook in hooks.items() if hook is holder]:
             del hooks[key]
     for part in copied.modules():
-        for name in ("autograd_grad_sample_hooks", "activations", "max_batch_len", "ft_compute_sample_grad"):
+        for name in (
+            "dpmf_run",
+            "autograd_grad_sample_hooks",
+            "activations",
+            "max_batch_len",
+            "ft_compute_sample_grad",
+        ):
             part.__dict__.pop(name, None)
     return copied
 
@@ -114,7 +109,44 @@ def _all_hooks(module: Any) -> Iterator[Any]:
             yield part.__dict__[name]
 
 
-# Passes of the model that were never followed by a backward pass.
+# Passes of the model: what they are given, whether a backward pass follows, and from which loss.
+
+
+class _Mark(NamedTuple):
+    """Marks the node of an output in the graph of a loss: how losses combine records, and how many there are."""
+
+    reduction: str
+    records: int
+    alive: Any
+
+
+class _Alive:
+    """Something that a weak reference can point to; it lives as long as the graph does."""
+
+
+class Output(torch.Tensor):  # type: ignore[misc]
+    """An output of a private model, and whatever is computed from it. Its `backward` is looked at before it runs."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is torch.Tensor.backward and (mark := _mark(arguments[0].grad_fn)) is not None:
+            problem = loss_problem(arguments[0], mark.reduction, records=mark.records)
+            if problem is not None:
+                raise TrainingError(problem)
+        return super().__torch_function__(function, types, arguments, keywords or {})
+
+
+def _mark(node: Any) -> _Mark | None:
+    """The mark of an output in a graph, looked for near its root."""
+    todo, seen = [node], 0
+    while todo and seen < 1000:
+        found, seen = todo.pop(0), seen + 1
+        if found is not None:
+            if "dpmf" in found.metadata:
+                mark: _Mark = found.metadata["dpmf"]
+                return mark
+            todo += [following for following, _ in found.next_functions]
+    return None
 
 
 class Passes:
@@ -125,26 +157,34 @@ class Passes:
     output of such a pass is gone, so that there can be no backward pass any more, its inputs are forgotten.
     """
 
-    def __init__(self, parameters: list[Any], reduction: str):
-        self._parameters = parameters
-        self._reduction = reduction
+    def __init__(self, step: Step, parameters: list[Any], reduction: str):
+        self._step, self._parameters, self.reduction = step, parameters, reduction
+        self._begun = 0  # iterations over the loader that were seen
         self._alive: list[weakref.ref[Any]] = []
 
     def __reduce__(self) -> Any:
-        return Passes, ([], self._reduction)
+        return _Unguarded, ()
 
     def unfinished(self) -> bool:
         """Whether Opacus waits for a backward pass."""
         return any(getattr(p, "_forward_counter", 0) for p in self._parameters)
 
-    def before(self, module: Any, _arguments: Any) -> None:
-        """Forget passes that cannot be followed by a backward pass any more."""
+    def before(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Refuse tensors of an earlier batch (copies of them carry no mark), and forget passes that are over."""
         if not (module.training and torch.is_grad_enabled()):
             return
+        part = self._step.part
+        for tensor in tensors([arguments, keywords]):
+            if getattr(tensor, "_dpmf_part", part) != part:
+                raise TrainingError(
+                    f"the model was given a batch that is not the last one of the data loader: step {self._step.t} "
+                    "must be made on the batch that was just delivered (evaluate with torch.no_grad())"
+                )
         if not self.unfinished():
             self._alive.clear()
-        elif all(token() is None for token in self._alive):
+        elif self._begun != self._step.begun or all(alive() is None for alive in self._alive):
             self.forget(module)
+        self._begun = self._step.begun
 
     def forget(self, module: Any) -> None:
         """Forget every pass that was not followed by a backward pass."""
@@ -160,63 +200,49 @@ class Passes:
                 p._forward_counter = 0
             p.__dict__.pop("_current_grad_sample", None)
 
-    def after(self, module: Any, _arguments: Any, output: Any) -> None:
+    def after(self, module: Any, _arguments: Any, output: Any) -> Any:
         """Watch an output: whether it is still there, and which loss its gradient comes from."""
         if not (module.training and torch.is_grad_enabled()):
-            return
-        for tensor in tensors(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                token = _Token()
-                tensor.grad_fn.metadata["dpmf"] = token  # it lives as long as the graph does
-                self._alive.append(weakref.ref(token))
-                tensor.register_hook(partial(self._check, tensor.detach(), self._alive[-1]))
+            return None
 
-    def _check(self, output: Any, token: Any, gradient: Any) -> None:
-        for root in _roots():
-            problem = loss_problem(root, self._reduction, output=(output, gradient, token()))
-            if problem is not None:
-                raise TrainingError(problem)
+        def watched(tensor: Any) -> Any:
+            if tensor.grad_fn is None:
+                return tensor
+            found, alive = tensor.as_subclass(Output), _Alive()
+            found.grad_fn.metadata["dpmf"] = _Mark(self.reduction, len(tensor) if tensor.dim() else 1, alive)
+            self._alive.append(weakref.ref(alive))
+            return found
+
+        return tree_map_only(torch.Tensor, watched, output)
 
 
-class _Token:
-    """Something that a weak reference can point to."""
+class _Unguarded:
+    """Stands for the hooks of a copied or pickled model, which is not what is trained: they refuse nothing."""
 
+    def before(self, *_: object) -> None:
+        pass
 
-def _roots() -> list[Any]:
-    """The tensors that backward() was called on, inside a hook of the backward pass; none where torch hides them."""
-    at: Any = None
-    frames = sys._current_frames()
-    try:
-        for at in frames.values():  # with several devices, another thread runs the hooks than the one that has called
-            while at is not None:
-                if at.f_code.co_name == "_engine_run_backward":
-                    return [t for t in at.f_locals.get("t_outputs", ()) if isinstance(t, torch.Tensor)]
-                at = at.f_back
-        return []
-    finally:
-        del at, frames  # this function's own frame is among them: it must not keep itself, and batches, alive
+    def after(self, *_: object) -> None:
+        pass
 
 
 # What a loss may be the result of without another scale, as torch names the steps of a backward pass.
-_TRANSPARENT = tuple(f"{name}Backward" for name in ("Add", "Neg", "View", "Squeeze", "ToCopy", "UnsafeView", "Clone"))
-_SHAPES = (
-    *_TRANSPARENT,
-    *(f"{name}Backward" for name in ("LogSoftmax", "Transpose", "Permute", "Slice", "ReshapeAlias", "T")),
+_TRANSPARENT = tuple(
+    f"{name}Backward" for name in ("Add", "Neg", "View", "Squeeze", "ToCopy", "UnsafeView", "Clone", "Alias")
 )
 _MEAN, _SUM = 1, 2  # as torch numbers them
 
 
-def loss_problem(loss: Any, declared: str, *, output: Any = None, records: int = 0) -> str | None:
+def loss_problem(loss: Any, declared: str, *, records: int) -> str | None:
     """What is wrong with how a loss combines records, as far as its graph shows; None if nothing is.
 
     The gradient of a record must not depend on other records. Opacus multiplies gradients by the size of the batch if
     the loss is declared to be a mean. If it is not one, they keep a factor that depends on how many others there are.
 
     Args:
-      loss: what backward() was called on.
+      loss: what backward() is about to be called on.
       declared: "mean" or "sum".
-      output: in a hook of the backward pass, an output of the model, its gradient, and the mark of its node.
-      records: before the backward pass, how many records there are.
+      records: how many records there are.
     """
     kinds: set[str] = set()
     todo = [loss.grad_fn]
@@ -230,7 +256,7 @@ def loss_problem(loss: Any, declared: str, *, output: Any = None, records: int =
             kinds.add("sum")
         elif reduction == _MEAN or name.startswith("MeanBackward"):
             kinds.add("mean")
-            if name.startswith("NllLoss") and _unequal_labels(node, output, records):
+            if name.startswith("NllLoss") and _unequal_labels(node, records):
                 return (
                     "the loss divides by the number of labels in the batch, and records have different numbers of "
                     "them, so that a record changes the gradients of others: average over the labels of each record "
@@ -238,7 +264,7 @@ def loss_problem(loss: Any, declared: str, *, output: Any = None, records: int =
                 )
         elif node is not None:
             kinds.add(name)
-    if kinds == {"mean" if declared == "sum" else "sum"}:
+    if records > 1 and kinds == {"mean" if declared == "sum" else "sum"}:  # of one record both are the same
         (kind,) = kinds
         return (
             f"the loss is a {kind} over the batch, and make_private was told that it is a {declared}, so that "
@@ -249,34 +275,16 @@ def loss_problem(loss: Any, declared: str, *, output: Any = None, records: int =
 
 
 def _by_one(node: Any) -> bool:
-    """Whether a division is by 1, as trainers do it. During the backward pass that is not known any more."""
+    """Whether a division is by 1, as trainers do it."""
     try:
         return node._saved_other.numel() == 1 and float(node._saved_other) == 1.0
     except (AttributeError, RuntimeError):
         return False
 
 
-def _unequal_labels(node: Any, output: Any, records: int) -> bool:
-    """Whether records have different numbers of labels.
-
-    Before the backward pass the labels are known. Within it they are gone, and what is looked for are positions without
-    any gradient although the model is not certain about them: their labels were ignored.
-    """
-    if output is None:
-        if not records or node._saved_target.numel() % records:
-            return False
-        counts = (node._saved_target != node._saved_ignore_index).reshape(records, -1).sum(dim=1)
-    else:
-        logits, gradient, mark = output
-        for _ in range(10):  # from the loss to the output, unless there is more than a change of shape between them
-            node = node.next_functions[0][0] if node.next_functions else None
-            if node is None or node.metadata.get("dpmf") is mark:
-                break
-            if not node.name().startswith(_SHAPES):
-                return False
-        if node is None or gradient.ndim < 2 or len(gradient) == 0:
-            return False
-        uncertain = (logits.float().softmax(dim=-1) > 1e-30).sum(dim=-1) > 1
-        ignored = (gradient == 0).all(dim=-1) & uncertain
-        counts = ignored.reshape(len(gradient), -1).sum(dim=1)
+def _unequal_labels(node: Any, records: int) -> bool:
+    """Whether records have different numbers of labels."""
+    if not records or node._saved_target.numel() % records:
+        return False
+    counts = (node._saved_target != node._saved_ignore_index).reshape(records, -1).sum(dim=1)
     return bool((counts != counts[0]).any())

@@ -9,8 +9,7 @@ follow nothing but noise.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from dpmf import validation
 from dpmf.batching import AnyBatching, BallsInBins, Poisson
@@ -51,8 +50,3 @@ class Schedule:
         draw, place = divmod(step, self.per_draw)
         own = step + draw * self.gap
         return range(own - (self.gap if draw and not place else 0), own + 1)
-
-
-def description(batching: AnyBatching) -> dict[str, Any]:
-    """A batching as plain values, for checkpoints."""
-    return {"kind": type(batching).__name__, **asdict(batching)}

@@ -20,7 +20,7 @@ from typing import Any
 from dpmf import errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training.opacus import COARSE, PrivateTraining, make_private
+from dpmf.training.opacus import PrivateTraining, make_private
 
 FILE = "dpmf.state"  # in every checkpoint of the trainer
 _LOSSES = ("loss", "grad_norm", "train_loss")  # what a trainer reports about training records, without noise
@@ -66,7 +66,7 @@ def make_trainer_private(
         raise errors.missing_extra("torch and transformers", "trainers", "make_trainer_private") from None
     if not isinstance(trainer, Trainer):
         raise validation.wrong("trainer", "a transformers.Trainer", trainer)
-    if isinstance(trainer, _Private):
+    if hasattr(trainer, "private"):
         raise ArgumentError("trainer", "must not be private already")
     report = validation.flag("report_training_loss", report_training_loss)
     _check(trainer, mechanism, record_losses, type(trainer).compute_loss is not Trainer.compute_loss)
@@ -93,9 +93,7 @@ def make_trainer_private(
     args.ignore_data_skip = True  # the data loader itself knows where to go on
     trainer.optimizer = private.optimizer
     trainer.private = private
-    trainer._record_losses = record_losses or default_losses(trainer)
-    trainer._reports = report
-    trainer.__class__ = type(f"Private{type(trainer).__name__}", (_Private, type(trainer)), {})
+    _Ways(trainer, record_losses or default_losses(trainer), report).install()
     return private
 
 
@@ -115,7 +113,7 @@ def _check(trainer: Any, mechanism: Any, record_losses: RecordLosses | None, own
         f"gradient_accumulation_steps=1, got {args.gradient_accumulation_steps}: the mechanism says how large a batch "
         "is, and per_device_train_batch_size how much of it is computed at once": args.gradient_accumulation_steps != 1,
         f"at most {steps} steps ({batching.epochs} epochs), as the mechanism does, got {wanted}": wanted > steps,
-        f"bf16=False and fp16=False: {COARSE}": args.bf16 or args.fp16,
+        "bf16 instead of fp16, which would need a GradScaler": args.fp16,
         "one process and one device": args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled,
         "auto_find_batch_size=False: a run that begins again would add the same noise twice": args.auto_find_batch_size,
         "torch_compile=False, because Opacus takes the gradients of records in hooks": args.torch_compile,
@@ -175,46 +173,55 @@ def default_losses(trainer: Any) -> RecordLosses:
     return losses
 
 
-class _Private:
-    """What a private trainer does otherwise; it stands before the trainer's own class."""
+class _Ways:
+    """What a private trainer does otherwise: its own methods, with these in front."""
 
-    private: PrivateTraining
-    _record_losses: RecordLosses
-    _reports: bool
+    def __init__(self, trainer: Any, record_losses: RecordLosses, reports: bool):
+        self._trainer, self._private, self._losses, self._reports = trainer, trainer.private, record_losses, reports
+        self._own: dict[str, Callable[..., Any]] = {}
+
+    def install(self) -> None:
+        """Put these methods in front of those of the trainer."""
+        for name in (
+            "get_train_dataloader", "_get_num_items_in_batch", "training_step", "_get_grad_norm", "_clip_grad_norm",
+            "_maybe_log_save_evaluate", "log", "_save_rng_state", "_load_optimizer_and_scheduler",
+        ):  # fmt: skip
+            self._own[name] = getattr(self._trainer, name, lambda *_, **__: None)
+            setattr(self._trainer, name, getattr(self, name))
 
     def get_train_dataloader(self) -> Any:
-        if self.private.step:
+        if self._private.steps_made:
             raise TrainingError(
-                f"this trainer has made {self.private.step} steps already: to go on, make a new one and call "
+                f"this trainer has made {self._private.steps_made} steps already: to go on, make a new one and call "
                 "train(resume_from_checkpoint=True)"
             )
-        return self.private.data_loader
+        return self._private.data_loader
 
     def _get_num_items_in_batch(self, *_: Any) -> None:
         return None  # the number of tokens in a batch must play no part
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """One batch: in parts, whose clipped gradients are summed."""
+        """One batch: in parts, whose clipped gradients are added up."""
         import torch
 
-        me: Any = self
+        trainer, optimizer, step = self._trainer, self._private.optimizer, self._private.current
         model.train()
-        optimizer, size = self.private.optimizer, self.private.optimizer.deliveries.size
-        inputs = me._prepare_inputs(inputs)
-        total = torch.zeros((), device=me.args.device)
+        size = step.size
+        inputs = trainer._prepare_inputs(inputs)
+        total = torch.zeros((), device=trainer.args.device)
         optimizer.zero_grad()
-        for piece in optimizer.deliveries.pieces(me._train_batch_size):
+        for piece in step.pieces(trainer._train_batch_size):
             part = {n: value[piece] if isinstance(value, torch.Tensor) else value for n, value in inputs.items()}
-            with me.compute_loss_context_manager():
-                outputs = self.private.model(**{name: value for name, value in part.items() if name != "labels"})
-                losses = self._record_losses(outputs, part)
+            with trainer.compute_loss_context_manager():
+                outputs = self._private.model(**{name: value for name, value in part.items() if name != "labels"})
+                losses = self._losses(outputs, part)
                 count = piece.stop - piece.start
                 if losses.shape != (count,):
                     raise TrainingError(
                         f"record_losses must return one loss for each of the {count} records, got {tuple(losses.shape)}"
                     )
                 loss = losses.mean()
-            me.accelerator.backward(loss)
+            trainer.accelerator.backward(loss)
             optimizer.sum_part()
             total += loss.detach() * count / size
         if size == 0:
@@ -229,23 +236,22 @@ class _Private:
         return None  # gradients are clipped record by record
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **more: Any) -> Any:
-        me: Any = self
-        me.state.epoch = me.state.global_step / self.private.mechanism.batching.batches_per_epoch
-        return super()._maybe_log_save_evaluate(*arguments, **more)  # type: ignore[misc]
+        state = self._trainer.state
+        state.epoch = state.global_step / self._private.mechanism.batching.batches_per_epoch
+        return self._own["_maybe_log_save_evaluate"](*arguments, **more)
 
     def log(self, logs: dict[str, float], *arguments: Any, **more: Any) -> None:
         kept = logs if self._reports else {name: value for name, value in logs.items() if name not in _LOSSES}
-        super().log(kept, *arguments, **more)  # type: ignore[misc]
+        self._own["log"](kept, *arguments, **more)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """The last thing that the trainer saves before its own state: noise and batches follow once all is there."""
-        me: Any = self
-        super()._save_rng_state(output_dir)  # type: ignore[misc]
-        me.state.save_to_json(os.path.join(output_dir, "trainer_state.json"))
-        self.private.save(Path(output_dir) / FILE, model=False)
+        self._own["_save_rng_state"](output_dir)
+        self._trainer.state.save_to_json(os.path.join(output_dir, "trainer_state.json"))
+        self._private.save(Path(output_dir) / FILE, model=False)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        self._own["_load_optimizer_and_scheduler"](checkpoint)
         if checkpoint is None:
             return
         path = Path(checkpoint) / FILE
@@ -254,4 +260,4 @@ class _Private:
                 f"{checkpoint} has no {FILE}: it is not of a private run, or was not finished; remove it and resume "
                 "from the one before"
             )
-        self.private.load(path, model=False)
+        self._private.load(path, model=False)

@@ -18,7 +18,7 @@ from typing import Any
 from dpmf import errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training.opacus import COARSE, PrivateTraining, make_private
+from dpmf.training.opacus import PrivateTraining, make_private
 
 try:
     from lightning.pytorch import Callback
@@ -95,8 +95,8 @@ class Private(Callback):  # type: ignore[misc]
         from dpmf.training import _guards
 
         assert self.private is not None
-        optimizer = self.private.optimizer
-        problem = _guards.loss_problem(loss, optimizer.loss_reduction, records=optimizer.deliveries.size)
+        passes, step = self.private.optimizer.passes, self.private.current
+        problem = _guards.loss_problem(loss, passes.reduction, records=step.size)
         if problem is not None:
             raise TrainingError(problem)
 
@@ -110,9 +110,7 @@ class Private(Callback):  # type: ignore[misc]
             f"accumulate_grad_batches=1, got {trainer.accumulate_grad_batches}: choose fewer batches_per_epoch for "
             "larger batches": trainer.accumulate_grad_batches != 1,
             f"max_epochs of at most {batching.epochs}, or max_steps of at most {steps}, as the mechanism has": not few,
-            f'precision="32-true" or "64-true", got "{trainer.precision}": {COARSE}': (
-                trainer.precision not in ("32-true", "64-true")
-            ),
+            "bf16 instead of 16-bit precision, which would need a GradScaler": str(trainer.precision).startswith("16"),
             "one device": trainer.world_size > 1,
             "no gradient_clip_val: gradients are clipped record by record": trainer.gradient_clip_val is not None,
             "one optimizer": len(trainer.strategy.optimizers) != 1,

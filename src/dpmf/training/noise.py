@@ -10,7 +10,6 @@ gradients. C is the strategy as given, for which the noise multiplier was calibr
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -21,10 +20,9 @@ import numpy as np
 from dpmf import validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.strategies.base import Strategy, ToeplitzStrategy, block_rows
 from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
-from dpmf.training._schedule import Schedule, description
+from dpmf.training._schedule import Schedule
 from dpmf.training._shards import Shard
 from dpmf.training._sources import SOURCES, make_source
 
@@ -34,17 +32,6 @@ FORMAT = 4
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
-
-
-def strategy_digest(strategy: Strategy, iterations: int) -> str:
-    """A digest of the entries of C, whatever the strategy is called."""
-    digest = hashlib.sha256(f"{iterations}:".encode())
-    if isinstance(strategy, ToeplitzStrategy):
-        digest.update(np.ascontiguousarray(strategy.strategy_coef(iterations), dtype="<f8").tobytes())
-    else:
-        for _, block in strategy.rows(iterations, block_rows(iterations)):
-            digest.update(np.ascontiguousarray(block, dtype="<f8").tobytes())
-    return digest.hexdigest()
 
 
 class NoiseStream:
@@ -255,8 +242,8 @@ class NoiseStream:
         settled = {} if self.mechanism.settling is None else {"gaps": "settled"}
         return {
             **settled,
-            "strategy": strategy_digest(self.mechanism.strategy, self.iterations),
-            "batching": description(self.mechanism.batching),
+            "strategy": self.mechanism.description["matrix"],
+            "batching": self.mechanism.description["batching"],
             "method": self.plan.method,
             "shapes": [list(shape) for shape in self.shapes],
             "dtype": self.dtype,

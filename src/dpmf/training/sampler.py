@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from dpmf import validation
-from dpmf.batching import BallsInBins, Batching, Poisson
+from dpmf.batching import BallsInBins, Batching, Poisson, description
+from dpmf.cut import checked_cut
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.training._overflow import checked_cut
-from dpmf.training._schedule import Schedule, description
+from dpmf.run import Run
+from dpmf.training._schedule import Schedule
 from dpmf.training._sources import ALLOCATION, GROUPS, SOURCES, Source, make_source
 from dpmf.training._units import Units
 
@@ -44,11 +45,11 @@ class BatchSampler:
       rank: the rank of this process in distributed training. Each rank gets its share of every batch; all ranks must
         have the same seed.
       world_size: the number of processes.
-      expected_batch_size: a public constant by which sums are divided, in place of n/b, so that n is not used.
+      records: a public number in place of the number of records (or users), a rounded one, say. With `max_batch_size`
+        it is an upper bound, and more of them are refused.
+      expected_batch_size: a public constant by which sums are divided; by default records/b.
       max_batch_size: the largest number of records (or users) in a batch. A bin with more of them is cut to the first
         ones; `cut` says what that costs in δ. `padded` fills batches up to this size.
-      max_records: with `max_batch_size`, a public upper bound on the number of records (or users), which the cost in δ
-        is computed for. By default it is the number that there is, which is public then.
       unit: for every record the user it belongs to. Users are thrown into bins then, and a batch has all records of
         its users, user by user. By default every record stands for itself.
 
@@ -75,9 +76,9 @@ class BatchSampler:
         source: str = "fast",
         rank: int = 0,
         world_size: int = 1,
+        records: int | None = None,
         expected_batch_size: float | None = None,
         max_batch_size: int | None = None,
-        max_records: int | None = None,
         unit: Any = None,
     ):
         given = batching.batching if isinstance(batching, Mechanism) else batching
@@ -94,15 +95,16 @@ class BatchSampler:
             raise ArgumentError(
                 "dataset", f"must have at least as many {kind} as batches_per_epoch = {b}, got {self.balls}"
             )
-        self._divisor = None
+        self.records = None if records is None else validation.integer("records", records, at_least=1)
+        self._divisor = None if self.records is None else self.records / b
         if expected_batch_size is not None:
             self._divisor = validation.positive("expected_batch_size", expected_batch_size)
             if self._divisor > self.balls:
                 raise validation.wrong(
                     "expected_batch_size", f"at most the number of {kind}, {self.balls}", self._divisor
                 )
-        self.cut = checked_cut(given, self.balls, max_batch_size, max_records)
-        self._public = self._divisor is not None and (self.cut is None or max_records is not None)
+        self.cut = checked_cut(given, self.balls, max_batch_size, self.records)
+        self.public = self._divisor is not None and (self.cut is None or self.records is not None)
         self.world_size = validation.integer("world_size", world_size, at_least=1)
         self.rank = validation.integer("rank", rank, at_least=0, at_most=self.world_size - 1)
         self._use(make_source(source, seed))
@@ -147,17 +149,17 @@ class BatchSampler:
         """The secret that batches, noise and all other draws of a run are functions of."""
         return self._source.key
 
-    @property
-    def relation(self) -> str:
-        """How two data sets may differ that the guarantee compares, in words.
-
-        To add or to remove a record changes n. That is covered where n plays no part: where constants take its place,
-        and where no record's group depends on the numbers of others.
-        """
-        one = "record" if self.units is None else "user"
-        if self._public and self._schedule.groups == 1:
-            return f"one {one} is added or removed"
-        return f"the place of one {one} is left empty"
+    def run(
+        self, mechanism: Mechanism, noise_multiplier: float, clip_norm: float, *, divided: bool = True, **more: Any
+    ) -> Run:
+        """The run of a mechanism on these batches, whose sums are divided by the expected batch size, or not at all."""
+        return Run(
+            mechanism, noise_multiplier, clip_norm, divisor=self.expected_batch_size if divided else None,
+            public=self.public or (not divided and self.cut is None),
+            max_batch_size=None if self.cut is None else self.cut.max_batch_size,
+            records=self.records if self.cut is None else self.cut.records,
+            unit="record" if self.units is None else "user", **more,
+        )  # fmt: skip
 
     @property
     def position(self) -> int:
@@ -279,7 +281,7 @@ class BatchSampler:
             raise ArgumentError("state", f"must be of {self.size} records and {mine}, got {size} and {batching}")
         if state.get("options") != self.options:
             raise ArgumentError(
-                "state", "must be of the same expected_batch_size, max_batch_size, max_records and unit; it has others"
+                "state", "must be of the same records, expected_batch_size, max_batch_size and unit; it has others"
             )
         at = validation.integer("position", position, at_least=0, at_most=self.steps)
         before = self._source

@@ -310,17 +310,3 @@ def test_workers_across_throws() -> None:
     for run in runs:
         private_runs.train(run, 24)
     assert np.array_equal(private_runs.weights(runs[0]), private_runs.weights(runs[1]))
-
-
-@pytest.mark.parametrize(
-    "batching", [reshuffled(4, 6, stride=2), BallsInBins.from_iterations(8, 6), cyclic_poisson(4, 6, 3)], ids=str
-)
-def test_the_accountant_counts_no_step_too_many(batching: Batching) -> None:
-    pytest.importorskip("opacus")
-    from dpmf.training._accountant import MatrixMechanismAccountant
-
-    accountant = MatrixMechanismAccountant(dpmf.Mechanism(dpmf.strategies.dpsgd(), batching))
-    for _ in range(Schedule.of(batching).steps):
-        accountant.step(noise_multiplier=2.0, sample_rate=1 / 6)
-    with pytest.raises(TrainingError, match="steps that were accounted for"):
-        accountant.step(noise_multiplier=2.0, sample_rate=1 / 6)

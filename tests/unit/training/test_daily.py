@@ -143,7 +143,7 @@ def test_parts_make_the_same_model() -> None:
 def test_parts_must_be_the_whole_batch(used: tuple[int, ...], message: str | None, tmp_path: Path) -> None:
     run = private(model=linear())
     x, y = next(batch for batch in run.data_loader if len(batch[0]) == 3)
-    run.noise._step = run.optimizer.deliveries._last.iteration  # as if the batches before had been used
+    run.noise._step = run.current.part[0]  # as if the batches before had been used
     *parts, last = used
     with pytest.raises(TrainingError, match=message) if message else _nothing():
         for size in parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from dpmf.training import NoiseStream, make_private, noise_levels
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
-from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 
 SIGMA, CLIP = 0.7, 0.5
 
@@ -87,11 +85,12 @@ def test_every_step_has_the_noise_accounted_for(name: str) -> None:
     average = torch.optim.swa_utils.AveragedModel(run.model) if way.averaged else None
     followed: list[Any] = []
     sums: list[Any] = []
-    own_step, add_noise = optimizer.step, run.optimizer.add_noise
+    own_step, release = optimizer.step, run.current.release
 
-    def recorded() -> None:
-        sums[:] = [p.summed_grad.clone() for p in trained]
-        add_noise()
+    def recorded() -> Any:
+        found = run.current.summed
+        sums[:] = [(total * found.grid).view_as(p).float() for total, p in zip(found.totals, trained, strict=True)]
+        return release()
 
     def watched() -> Any:  # what the optimizer follows is the sum of clipped gradients with the mechanism's noise
         for p, total, z in zip(trained, sums, noise.next(), strict=True):
@@ -100,13 +99,12 @@ def test_every_step_has_the_noise_accounted_for(name: str) -> None:
         followed.append(optimizer.param_groups[0]["lr"])
         return own_step()
 
-    optimizer.step, run.optimizer.add_noise = watched, recorded
-    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+    optimizer.step, run.current.release = watched, recorded
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = run.data_loader
         if way.largest is not None:
-            options = {"data_loader": loader, "max_physical_batch_size": way.largest, "optimizer": run.optimizer}
-            loader = stack.enter_context(BatchMemoryManager(**options))
+            loader = run.in_parts(way.largest)
         while run.steps_left:
             for x, y in loader:
                 run.optimizer.zero_grad()

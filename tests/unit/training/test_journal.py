@@ -21,8 +21,7 @@ from private_runs import N, linear, private, step, train, weights, with_workers
 
 import dpmf
 from dpmf.errors import TrainingError
-from dpmf.training import BatchSampler, NoiseStream, PrivateTraining
-from dpmf.training._resumable import Resumable
+from dpmf.training import BatchSampler, NoiseStream, PrivateTraining, checkpoint
 from dpmf.training.journal import Journal
 
 torch = pytest.importorskip("torch")
@@ -103,7 +102,7 @@ def test_the_run_that_was_resumed_elsewhere_must_stop(tmp_path: Path) -> None:
     again.save(tmp_path / "c")
     third = private()
     third.load(tmp_path / "c")
-    assert third.step == 6
+    assert third.steps_made == 6
 
 
 def test_a_checkpoint_older_than_the_last_is_refused(tmp_path: Path) -> None:
@@ -115,9 +114,9 @@ def test_a_checkpoint_older_than_the_last_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="written after 4 steps, and this run has saved the model of step 7 since"):
         again.load(tmp_path / "4")
     assert np.array_equal(weights(again), before)
-    assert again.step == 0
+    assert again.steps_made == 0
     again.load(tmp_path / "7")
-    assert again.step == 7
+    assert again.steps_made == 7
 
 
 def test_the_flag_allows_it_and_is_written_down(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_a_new_run_may_use_the_name_of_an_old_checkpoint(tmp_path: Path) -> None
     saved_at(tmp_path / "c", steps=2)
     again = private()
     again.load(tmp_path / "c")
-    assert again.step == 2
+    assert again.steps_made == 2
     assert len(list(tmp_path.glob("*.journal"))) == 2
 
 
@@ -279,33 +278,34 @@ def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:
 MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(4, 25))
 
 
-class Plain(Resumable):
+class Plain:
     """A run with numpy only, which starts quickly."""
 
     def __init__(self, slope: float = 0.1) -> None:
-        self.mechanism, self.noise_multiplier, self.slope = MECHANISM, 1.0, slope
+        self.slope = slope
         self.noise = NoiseStream(MECHANISM, [(500,)], seed=1)
         self.sampler = BatchSampler(100, MECHANISM, seed=1)
         self.journal = Journal()
         self.model = np.zeros(500, dtype=np.float32)
 
-    @property
-    def step(self) -> int:
-        return self.noise.step
-
-    def _identity(self) -> dict[str, Any]:
-        return {}
+    def save(self, path: Path) -> None:
+        step = self.noise.step
+        self.journal.begin(path, step)
+        self.sampler.seek(step)
+        state = {"noise": self.noise.state_dict(), "sampler": self.sampler.state_dict(), "model": self.model}
+        checkpoint.save(path, {"run": self.journal.run, **state})
+        self.journal.saved(step)
 
     def load(self, path: Path) -> None:
-        state, journal = self._read(path, ("model",), allow=False, writes=True)
+        state = checkpoint.load(path)
+        journal = Journal.resume(path, state["run"], state["noise"]["step"], allow=False, writes=True)
         journal.resumed()
         self.noise.load_state_dict(state["noise"])
         self.sampler.load_state_dict(state["sampler"])
         self.journal, self.model = journal, state["model"]
 
     def train(self, path: Path, log: Path, every: int) -> None:
-        while self.steps_left:
-            t = self.step
+        while (t := self.noise.step) < self.noise.steps:
             gradient = self.noise.next()[0] - self.slope * self.model
             gradient[self.sampler.batch(t)] += 1.0
             digest = hashlib.sha256(gradient.tobytes()).hexdigest()[:16]
@@ -313,8 +313,8 @@ class Plain(Resumable):
             with log.open("a") as file:
                 file.write(f"{t} {digest}\n")
             self.model = self.model + gradient
-            if self.step % every == 0:
-                self._write(path, self.noise.state_dict(), {"model": self.model})
+            if self.noise.step % every == 0:
+                self.save(path)
 
 
 def live(path: Path, log: Path, slope: float = 0.1, every: int = 3) -> None:
@@ -384,7 +384,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     path = tmp_path / "c"
     first = Plain()
     first.noise.next()
-    first._write(path, first.noise.state_dict(), {"model": first.model})
+    first.save(path)
     children = []
     for number in range(4):
         child = os.fork()

@@ -6,9 +6,9 @@ import copy
 import itertools
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,7 @@ from dpmf.training._loader import NumberedBatches, NumberedDataset  # noqa: E402
 
 @contextmanager
 def split(run: PrivateTraining, largest: int = 2) -> Iterator[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with BatchMemoryManager(
-            data_loader=run.data_loader, max_physical_batch_size=largest, optimizer=run.optimizer
-        ) as loader:
-            yield loader
+    yield run.in_parts(largest)
 
 
 def begin(workers: int, **options: Any) -> PrivateTraining:
@@ -101,7 +96,7 @@ def test_a_loop_that_is_not_the_mechanism_is_refused(misuse: Callable[..., None]
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_parts_of_batches_are_checked_too(misuse: Callable[..., None], workers: int) -> None:
-    """Skipping or repeating a part of a batch that Opacus' BatchMemoryManager has split."""
+    """Skipping or repeating a part of a batch that comes in parts."""
     run = begin(workers, data=dataset(100))
     with split(run, 4) as loader, pytest.raises(TrainingError, match=r"part of batch|must be made on|must have|given"):
         misuse(run, loader)
@@ -164,22 +159,22 @@ def test_two_iterations_at_once() -> None:
 
 
 def test_a_new_iteration_begins_where_training_is() -> None:
-    at = 0
     sampler = BatchSampler(30, dpmf.BallsInBins(2, 5), seed=1)
-    batches = NumberedBatches(sampler, lambda: at)
+    step = SimpleNamespace(t=0, batches=sampler)
+    batches = NumberedBatches(step)
     records = NumberedDataset(list(range(30)), 30, b"", torch.tensor)
 
     def seen() -> list[tuple[int, list[int]]]:
         parts = [records.__getitems__(codes).part for codes in batches]
-        return [(part.iteration, part.content.tolist()) for part in parts]
+        return [(part.step, part.content.tolist()) for part in parts]
 
     looked_at = seen()  # an evaluation, say
     assert looked_at == [(t, sampler.batch(t).tolist()) for t in range(5)]
-    at = 2
+    step.t = 2
     assert seen() == looked_at[2:]
-    at = 5
+    step.t = 5
     assert seen() == [(t + 5, content) for t, content in looked_at]
-    at = 10
+    step.t = 10
     with pytest.raises(TrainingError, match="all 10 steps"):
         seen()
 

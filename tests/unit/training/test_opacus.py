@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import pickle
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from private_runs import (
     linear,
     network,
     private,
+    recorded,
     step,
     train,
     weights,
@@ -31,7 +32,6 @@ from waiting import until
 
 import dpmf
 from dpmf.errors import ArgumentError, MissingExtraError, TrainingError
-from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent
 from dpmf.training import NoiseStream, PrivateTraining, _target, checkpoint, make_private
 
 torch = pytest.importorskip("torch")
@@ -64,7 +64,7 @@ def test_the_privacy_spent_is_that_of_the_whole_run_whenever_it_is_stopped(monke
     whole = dpmf.epsilon(MECHANISM, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
     assert run.get_epsilon(1e-5) == whole
     train(run, 8)
-    monkeypatch.setattr(_target, "whole_epsilon", lambda *_: pytest.fail("searched again"))
+    monkeypatch.setattr(_target.Guarantee, "_asked", lambda *_: pytest.fail("searched again"))
     assert run.get_epsilon(1e-5) == whole
 
 
@@ -74,18 +74,6 @@ def test_a_matrix_is_bounded_by_the_whole_of_it() -> None:
     train(run, 9)
     whole = dpmf.epsilon(mechanism, noise_multiplier=1.0, delta=1e-5, accountant="renyi").epsilon
     assert run.get_epsilon(1e-5) == whole
-
-
-def test_the_accountant_is_registered_with_opacus() -> None:
-    run = private()
-    accountant = create_accountant("dpmf")
-    assert type(accountant) is type(run.accountant)
-    for use in (
-        lambda: accountant.get_epsilon(1e-5),
-        lambda: accountant.step(noise_multiplier=1.0, sample_rate=0.1),
-    ):
-        with pytest.raises(TrainingError, match=r"use dpmf\.training\.make_private"):
-            use()
 
 
 def test_it_is_not_the_poisson_guarantee() -> None:
@@ -102,15 +90,18 @@ def test_it_is_not_the_poisson_guarantee() -> None:
 def test_virtual_batches_make_the_same_model(largest: int) -> None:
     whole, split = private(model=linear()), private(model=linear())
     train(whole, N)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        manager = BatchMemoryManager(
-            data_loader=split.data_loader, max_physical_batch_size=largest, optimizer=split.optimizer
-        )
-        with manager as loader:
-            train(split, N, loader)
-    assert split.accountant.history == whole.accountant.history
-    np.testing.assert_allclose(weights(split), weights(whole), atol=1e-5)
+    train(split, N, split.in_parts(largest))
+    assert split.steps_made == whole.steps_made == N
+    np.testing.assert_allclose(weights(split), weights(whole), atol=1e-6)
+
+
+def test_opacus_memory_manager_is_refused_by_name() -> None:
+    run = private(model=linear())
+    with (
+        BatchMemoryManager(data_loader=run.data_loader, max_physical_batch_size=2, optimizer=run.optimizer) as loader,
+        pytest.raises(TrainingError, match=r"iterate over private.in_parts\(largest\) instead"),
+    ):
+        train(run, 1, loader)
 
 
 def test_empty_batches_are_steps_with_noise() -> None:
@@ -212,20 +203,28 @@ def test_two_batches_in_one_step_are_refused() -> None:
         run.optimizer.step()
 
 
-def test_the_noise_multiplier_stays() -> None:
+def test_what_was_accounted_for_stays() -> None:
     run = private()
-    train(run, 1)
-    run.optimizer.noise_multiplier = 0.5
-    with pytest.raises(TrainingError, match=r"noise_multiplier must stay 1\.0"):
-        train(run, 1)
+    for change in ("noise_multiplier", "clip_norm", "divisor"):
+        with pytest.raises(AttributeError):
+            setattr(run.run, change, 0.1)
 
 
 def test_the_trained_parameters_stay() -> None:
-    run = private()
+    """A parameter that is thawed later would be followed along a gradient without noise."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[1].bias.requires_grad_(False)
+    run = make_private(model, optimizer, dataset(), MECHANISM, noise_multiplier=1.0, max_grad_norm=1.0)
     train(run, 1)
-    run.optimizer.param_groups[0]["params"].reverse()
+    x, y = next(iter(run.data_loader))
+    torch.nn.functional.cross_entropy(run.model(x), y).backward()
+    model[1].bias.requires_grad_(True)
+    before = weights(run)
     with pytest.raises(TrainingError, match="must stay those"):
-        train(run, 1)
+        run.optimizer.step()
+    assert run.steps_made == 1
+    np.testing.assert_array_equal(weights(run), before)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
@@ -235,15 +234,15 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(value: float) -> None:
     data = dataset()
     data.tensors[0][3] = value
     run, without = private(model=linear(), data=data), private(model=linear())
-    clip = without.optimizer.clip_and_accumulate
+    add = without.current.add
 
-    def leave_out() -> None:
-        rows = without.sampler.batch(without.step)
-        for p in without.optimizer.params:
-            p.grad_sample[torch.as_tensor(rows == 3)] = 0.0
-        clip()
+    def leave_out(samples: list[Any]) -> None:
+        rows = without.sampler.batch(without.steps_made)
+        for sample in samples:
+            sample[torch.as_tensor(rows == 3)] = 0.0
+        add(samples)
 
-    without.optimizer.clip_and_accumulate = leave_out
+    without.current.add = leave_out
     for one in (run, without):
         train(one, N)
     np.testing.assert_array_equal(weights(run), weights(without))
@@ -265,80 +264,175 @@ def test_a_run_is_stopped_where_asked_to_and_where_weights_diverge() -> None:
         private(on_nonfinite="ignore")
 
 
-# Precisions in which nothing bounds what a record does.
+# Precisions: clipping, sums and noise are float32 or more, whatever parameters and gradients are.
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_parameters_in_half_precision_are_refused(dtype: str) -> None:
+def test_sums_of_half_precision_are_exact(dtype: str) -> None:
     """One of 500 records more moved a sum in bfloat16 by 2.47 clips."""
-    with pytest.raises(ArgumentError, match=rf"model must have parameters in float32 or float64, got torch\.{dtype}"):
-        private(model=linear().to(getattr(torch, dtype)))
+    torch.set_num_threads(1)
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 1))
+    moved = []
+    for records in (500, 501):
+        model = torch.nn.Linear(100, 1, bias=False, dtype=getattr(torch, dtype))
+        x = torch.ones(records, 100, dtype=model.weight.dtype)
+        run = private(mechanism, model, torch.utils.data.TensorDataset(x), max_grad_norm=1.0, expected_batch_size=100.0)
+        sums: list[np.ndarray] = []
+        recorded(run, sums)
+        for (batch,) in run.data_loader:
+            run.optimizer.zero_grad()
+            run.model(batch).mean().backward()
+            run.optimizer.step()
+        moved.append(sums[0])
+        assert next(model.parameters()).dtype == getattr(torch, dtype)
+    difference = moved[1] - moved[0]
+    assert 0.99 < np.linalg.norm(difference) <= 1.0
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_autocast_is_refused_before_anything_is_released(parts: bool) -> None:
+def test_under_autocast_no_record_contributes_more_than_the_clip(parts: bool) -> None:
     """Norms, factors and gradients were in bfloat16, so that a record contributed 1.005 times the clipping norm."""
-    run = private(model=linear())
-    before = weights(run)
-    x, y = next(iter(run.data_loader))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = torch.nn.functional.cross_entropy(run.model(x), y)
-    loss.backward()
-    with pytest.raises(TrainingError, match=r"records in step 0 are in torch\.bfloat16: .* train without autocast"):
-        run.optimizer.sum_part() if parts else run.optimizer.step()
-    assert run.step == 0
-    np.testing.assert_array_equal(weights(run), before)
+    run = private(dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, RECORDS)), linear(), dataset(scale=9.0))
+    sums: list[np.ndarray] = []
+    recorded(run, sums)
+    for x, y in run.data_loader:
+        run.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(run.model(x), y)
+        loss.backward()
+        if parts:
+            run.optimizer.sum_part()
+        with torch.autocast("cpu", torch.bfloat16):
+            run.optimizer.step()
+    sizes = np.array([len(run.sampler.batch(t)) for t in range(RECORDS)])
+    norms = np.array([np.linalg.norm(one) for one in sums])
+    assert (norms <= 0.5 * sizes).all()
+    assert (norms[sizes == 1] > 0.4999).all()
 
 
-def test_clipping_is_not_done_in_the_precision_of_autocast() -> None:
-    plain, cast = private(model=linear()), private(model=linear())
-    for run, casts in ((plain, False), (cast, True)):
+def test_reduced_precision_of_products_changes_nothing() -> None:
+    plain, reduced = private(model=linear()), private(model=linear())
+    for run, precision in ((plain, "highest"), (reduced, "medium")):
         for x, y in run.data_loader:
             run.optimizer.zero_grad()
             torch.nn.functional.cross_entropy(run.model(x), y).backward()
-            with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            torch.set_float32_matmul_precision(precision)
+            try:
                 run.optimizer.step()
-    np.testing.assert_array_equal(weights(plain), weights(cast))
+            finally:
+                torch.set_float32_matmul_precision("highest")
+    np.testing.assert_array_equal(weights(plain), weights(reduced))
 
 
-def test_products_of_reduced_precision_are_refused() -> None:
-    run = private(model=linear())
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with pytest.raises(TrainingError, match="set_float32_matmul_precision must be 'highest', it is 'medium'"):
-            train(run, 1)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-# What the guarantee compares, and what functions do not know of a run.
+# What the guarantee compares, what is said of a run, and where it may be stopped.
 
 
 def test_the_relation_says_whether_the_number_of_records_is_used() -> None:
     public = {"expected_batch_size": 2.0}
-    assert private().relation == "the place of one record is left empty"
-    assert private(**public).relation == "one record is added or removed"
-    assert private(**public, max_batch_size=15).relation == "the place of one record is left empty"
-    assert private(**public, max_batch_size=15, max_records=25).relation == "one record is added or removed"
-    assert private(**public, unit=[i // 2 for i in range(RECORDS)]).relation == "one user is added or removed"
+    left, added = "the place of one record is left empty", "one record is added or removed"
+    assert private().run.relation == left
+    assert private(**public).run.relation == private(records=24).run.relation == added
+    assert private(**public, max_batch_size=15).run.relation == left
+    assert private(records=25, max_batch_size=15).run.relation == added
+    assert private(**public, unit=[i // 2 for i in range(RECORDS)]).run.relation == "one user is added or removed"
     cyclic = dpmf.Mechanism(dpmf.strategies.bsr(2), dpmf.reshuffled(2, 8, stride=4))
-    assert private(cyclic, **public).relation == "the place of one record is left empty"
+    assert private(cyclic, **public).run.relation == left
+    assert private(records=24).run.divisor == 3.0
+    with pytest.raises(
+        ArgumentError, match="records must be at least the number of records, 20, where batches are cut"
+    ):
+        private(records=19, max_batch_size=15)
 
 
-def test_functions_say_that_they_do_not_know_what_cut_batches_cost() -> None:
-    run = private(max_batch_size=15)
-    sigma, asked = run.noise_multiplier, {"accountant": "gaussian"}
-    with pytest.warns(UserWarning, match=r"batches of this run are cut \(max_batch_size\), which is not counted here"):
-        dpmf.delta(run.mechanism, noise_multiplier=sigma, epsilon=1.0, **asked)
-    with pytest.warns(UserWarning, match="which is not counted here"):
-        dpmf.group_privacy(run.mechanism, noise_multiplier=sigma, group_size=2, epsilon=1.0)
-    with pytest.warns(UserWarning, match="which is not counted here"):
-        BallsInBinsMatrixDpEvent.of(run.mechanism, sigma)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "batches of this run")
-        train(run, 1)
-        run.get_epsilon(1e-3)
-        dpmf.delta(private().mechanism, noise_multiplier=sigma, epsilon=1.0, **asked)
+def test_a_run_is_asked_with_what_cut_batches_cost() -> None:
+    run = private(max_batch_size=11, model=linear(), accountant="gaussian")
+    plain = dpmf.delta(run.mechanism, noise_multiplier=run.noise_multiplier, epsilon=1.0, accountant="gaussian").delta
+    charged = dpmf.delta(run.run, epsilon=1.0, accountant="gaussian").delta
+    assert charged == pytest.approx(plain + run.run.cut.charge(1.0), rel=1e-12)
+    train(run, 1)
+    assert run.get_epsilon(0.1) == dpmf.epsilon(run.run, delta=0.1, accountant="gaussian").epsilon
+
+
+def test_stopping_points_that_are_named_in_advance() -> None:
+    run = private(accountant="renyi", stopping_points=(8, 16))
+    found = []
+    for steps in (8, 4, 4, 8):
+        train(run, steps)
+        found.append(run.get_epsilon(1e-4))
+    at_8, between, at_16, whole = found
+    assert at_8 < at_16 < whole == between
+    assert at_8 == dpmf.epsilon(run.run, delta=1e-4, stop=8, accountant="renyi").epsilon
+    assert whole > private_epsilon_without_stops(run)
+    with pytest.raises(ArgumentError, match="stops must be at most 23, got 24"):
+        private(stopping_points=(24,))
+
+
+def private_epsilon_without_stops(run: PrivateTraining) -> float:
+    plain = dpmf.epsilon(run.mechanism, noise_multiplier=run.noise_multiplier, delta=1e-4, accountant="renyi")
+    return float(plain.epsilon)
+
+
+def test_the_statement_says_what_holds() -> None:
+    run = private(noise_multiplier=None, target_epsilon=4.0, target_delta=1e-4, accountant="renyi", records=24)
+    said = run.statement()
+    for words in ("BSR(p=3)", "clipped to norm 0.5", "divided by 3", "(4, 0.0001)", "added or removed", "float32"):
+        assert words in str(said)
+    told = said.to_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["epsilon"], told["delta"]) == (4.0, told["delta"])
+    assert told["delta"] <= 1e-4
+    assert private(accountant="gaussian").statement().to_dict()["delta"] <= 1e-5
+
+
+# What a whole step in one call is.
+
+
+def record_loss(model: Any, record: Any) -> Any:
+    return torch.nn.functional.cross_entropy(model(record[0][None]), record[1][None])
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batch_size": 15}, {"unit": [i // 2 for i in range(RECORDS)]}])
+@pytest.mark.parametrize("largest", [None, 2])
+def test_a_step_in_one_call_makes_the_same_model(largest: int | None, options: dict[str, Any]) -> None:
+    loop, called = private(model=linear(), **options), private(model=linear(), **options)
+    train(loop, N)
+    while called.steps_left:
+        for batch in called.data_loader:
+            called.step(record_loss, batch, largest=largest)
+    np.testing.assert_allclose(weights(called), weights(loop), atol=2e-6)
+    parts = private(model=linear(), **options)
+    while parts.steps_left:
+        for batch in parts.in_parts(3):
+            parts.step(record_loss, batch)
+    np.testing.assert_allclose(weights(parts), weights(loop), atol=2e-6)
+
+
+def test_a_step_in_one_call_refuses_what_is_not_the_batch() -> None:
+    run = private(model=linear())
+    loader = iter(run.data_loader)
+    first = next(batch for batch in loader if len(batch[0]) > 1)
+    run = private(model=linear())
+    with pytest.raises(TrainingError, match="which has delivered none"):
+        run.step(record_loss, first)
+    loader = iter(run.data_loader)
+    batch = next(loader)
+    with pytest.raises(ArgumentError, match="batch must have one row for each of the"):
+        run.step(record_loss, (torch.randn(19, 1, 6, 6), torch.zeros(19, dtype=torch.long)))
+    with pytest.raises(ArgumentError, match="loss must return one number for a record"):
+        run.step(lambda model, record: model(record[0][None]), batch)
+    with pytest.raises(ArgumentError, match="loss must be a function of"):
+        run.step(None, batch)
+    run.step(record_loss, batch)
+    with pytest.raises(TrainingError, match="exactly one step on every batch"):
+        run.step(record_loss, batch)
+    assert run.steps_made == 1
+    second = next(loader)
+    next(loader)
+    with pytest.raises(TrainingError, match="made on batch 2"):
+        run.step(record_loss, second)
+    again = run.model._module  # the same model, by a second door
+    with pytest.raises(ArgumentError, match="must not belong to a private run already"):
+        private(model=again)
 
 
 # Checkpoints.
@@ -385,8 +479,8 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         "mechanism = 'Toeplitz",
     ),
     "noise": ({"noise_multiplier": 1.5}, "noise_multiplier = 1.5, .* has 1.0"),
-    "clipping": ({"max_grad_norm": 1.0}, "max_grad_norm = 1.0, .* has 0.5"),
-    "records": ({"data": dataset(21)}, "records = 21, .* has 20"),
+    "clipping": ({"max_grad_norm": 1.0}, "clip_norm = 1.0, .* has 0.5"),
+    "records": ({"data": dataset(21)}, "divisor = 2.625, .* has 2.5"),
     "model": ({"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))}, "shapes = "),
 }
 
@@ -420,12 +514,7 @@ def test_a_checkpoint_of_a_model_with_other_buffers_is_refused(tmp_path: Path) -
 
 def test_no_checkpoint_within_a_virtual_batch(tmp_path: Path) -> None:
     run = private(data=dataset(200))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with BatchMemoryManager(
-            data_loader=run.data_loader, max_physical_batch_size=2, optimizer=run.optimizer
-        ) as loader:
-            step(run, next(iter(loader)))
+    step(run, next(iter(run.in_parts(2))))
     with pytest.raises(TrainingError, match="after a whole batch"):
         run.save(tmp_path / "run.dpmf")
     assert not list(tmp_path.iterdir())
@@ -442,7 +531,7 @@ def test_a_pickle_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a file written by dpmf"):
         private().load(tmp_path / "c")
     checkpoint.save(tmp_path / "c", {"something": 1})
-    with pytest.raises(ValueError, match="has no 'run'"):
+    with pytest.raises(ValueError, match="has no 'identity'"):
         private().load(tmp_path / "c")
     assert not ran.exists()
 
@@ -488,10 +577,7 @@ def _process(rank: int, world: int, directory: str) -> None:
     torch.distributed.barrier()
     run.load(Path(directory) / "checkpoint")  # and those four steps again, with the same results
     train(run, 4)
-    with BatchMemoryManager(
-        data_loader=run.data_loader, max_physical_batch_size=1, optimizer=run.optimizer
-    ) as loader:  # each rank has its own number of parts
-        train(run, N - 14, loader)
+    train(run, N - 14, run.in_parts(1))  # each rank has its own number of parts
     np.save(Path(directory) / f"{rank}.npy", weights(run))
     torch.distributed.destroy_process_group()
     if rank > 0:

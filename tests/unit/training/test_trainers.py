@@ -20,6 +20,7 @@ pytest.importorskip("lightning")
 from acceptance.test_audit import CLIP, RECORDS, SIGMA, WIDTH, Records, Trace, findings  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from private_runs import recorded  # noqa: E402
 
 from dpmf.training.huggingface import FILE, default_losses, make_trainer_private  # noqa: E402
 from dpmf.training.lightning import Private  # noqa: E402
@@ -88,7 +89,7 @@ def test_a_lora_script_with_a_hugging_face_trainer(tmp_path: Path) -> None:
     before = trained(whole.model)
     whole.train()
     assert private is whole.private
-    assert (private.step, whole.state.global_step, private.steps_left) == (N, N, 0)
+    assert (private.steps_made, whole.state.global_step, private.steps_left) == (N, N, 0)
     moved = trained(whole.model) != before
     assert moved.sum() == sum(p.numel() for p in whole.model.parameters() if p.requires_grad)
     # Nothing about training records is reported, and evaluation works as ever.
@@ -232,7 +233,7 @@ def fit(directory: Path, *more: Any, module: Any = None, resume: str | None = No
 @pytest.mark.filterwarnings("ignore")
 def test_lightning(tmp_path: Path) -> None:
     module, callback = fit(tmp_path / "whole")
-    assert callback.private.step == N
+    assert callback.private.steps_made == N
     with pytest.raises(RuntimeError, match="stopped"):
         fit(tmp_path / "parts", StopFitting())
     resumed, _ = fit(tmp_path / "parts", resume="epoch=1-step=10.ckpt")
@@ -287,26 +288,23 @@ class VectorModule(LightningModule):
 
 def watch(private: Any, weight: Any, trace: Trace) -> None:
     """Record what is summed and what is released, as the audit does."""
-    optimizer, add_noise = private.optimizer, private.optimizer.add_noise
+    optimizer, sums = private.optimizer, []
+    recorded(private, sums)
     expected = RECORDS / private.mechanism.batching.batches_per_epoch
-
-    def recorded() -> None:
-        step = private.step
-        trace.sums.append(weight.summed_grad.detach().double().numpy().ravel() / CLIP)
-        rows = np.zeros((len(private.sampler.batch(step)), WIDTH))
-        rows[np.arange(len(rows)), private.sampler.batch(step)] = -1.0  # how each record pushes, clipped
-        trace.gradients.append(rows)
-        add_noise()
-
     inner = optimizer.original_optimizer.step
 
     def step() -> Any:
+        trace.sums.append(sums[-1] / CLIP)
+        records = private.sampler.batch(private.steps_made - 1)
+        rows = np.zeros((len(records), WIDTH))
+        rows[np.arange(len(rows)), records] = -1.0  # how each record pushes, clipped
+        trace.gradients.append(rows)
         before = weight.detach().double().numpy().ravel().copy()
         result = inner()
         trace.releases.append((before - weight.detach().double().numpy().ravel()) * expected / CLIP)
         return result
 
-    optimizer.add_noise, optimizer.original_optimizer.step = recorded, step
+    optimizer.original_optimizer.step = step
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -357,4 +355,4 @@ def test_a_trainer_keeps_the_records_of_a_user_together(tmp_path: Path) -> None:
     trainer = fine_tuning(tmp_path, save_strategy="no", num_train_epochs=1)
     private = make_trainer_private(trainer, MECHANISM, unit=users, **OPTIONS)
     trainer.train()
-    assert private.step == 8
+    assert private.steps_made == 8

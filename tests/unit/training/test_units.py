@@ -56,24 +56,18 @@ def test_wrong_users_are_one_line(unit: Any, message: str) -> None:
 
 def test_training_on_users_whole_in_parts_and_resumed(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
-    from opacus.utils.batch_memory_manager import BatchMemoryManager
-
     whole, parts, resumed = (private(model=linear(), unit=USERS) for _ in range(3))
     train(whole, N)
-    manager = BatchMemoryManager(data_loader=parts.data_loader, max_physical_batch_size=3, optimizer=parts.optimizer)
-    with manager as loader:
-        train(parts, N, loader)
+    train(parts, N, parts.in_parts(3))
     np.testing.assert_allclose(weights(parts), weights(whole), atol=1e-5)
-    # A user's records that are split between parts are refused, by the splitting itself and by the step.
-    one = BatchMemoryManager(data_loader=resumed.data_loader, max_physical_batch_size=2, optimizer=resumed.optimizer)
-    with one as loader, pytest.raises(TrainingError, match="a user has 3 records, which must be in memory together"):
-        list(loader)
+    # A user's records are never split between parts, however small these are.
+    assert {len(x) for x, _ in resumed.in_parts(1)} == {0, 1, 2, 3}
     train(resumed, 3)
     resumed.save(tmp_path / "c")
     with pytest.raises(ValueError, match=r"checkpoint must have batches = .*'users'"):
         private(model=linear(), unit=USERS[::-1]).load(tmp_path / "c")
-    with pytest.raises(ValueError, match="checkpoint must have batches = None"):
-        private(model=linear()).load(tmp_path / "c")
+    with pytest.raises(ValueError, match="checkpoint must have relation = 'one record is added or removed'"):
+        private(model=linear(), expected_batch_size=2.0).load(tmp_path / "c")
     again = private(model=linear(), unit=USERS, seed=5)
     again.load(tmp_path / "c")
     train(again, N - 3)
@@ -81,9 +75,7 @@ def test_training_on_users_whole_in_parts_and_resumed(tmp_path: Path) -> None:
     # At most 16 users with at most three records each: rows that fill up a batch have no effect.
     padded = private(model=linear(), unit=USERS, max_batch_size=16)
     assert {len(x) for x, _ in padded.data_loader} == {48}
-    manager = BatchMemoryManager(data_loader=padded.data_loader, max_physical_batch_size=20, optimizer=padded.optimizer)
-    with manager as loader:
-        train(padded, N, loader)
+    train(padded, N, padded.in_parts(20))
     np.testing.assert_allclose(weights(padded), weights(whole), atol=1e-5)
 
 
