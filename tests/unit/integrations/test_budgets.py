@@ -56,3 +56,16 @@ def test_searches_as_events() -> None:
         budgets.search_bound(
             dp_accounting.dp_event.RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(1.0), 2.0, 1.0), 1e-5
         )
+
+
+def test_a_search_over_a_run_that_cuts_its_batches() -> None:
+    from dpmf.integrations.dp_accounting import BallsInBinsMatrixDpEvent
+
+    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 4))
+    run = dpmf.Run(mechanism, 2.0, max_batch_size=30, records=60)
+    events = [BallsInBinsMatrixDpEvent.of(*about) for about in ((run,), (mechanism, 2.0))]
+    charged, plain = (
+        budgets.search_bound(dp_accounting.dp_event.RepeatAndSelectDpEvent(event, 3.0, 0.0), 1e-3) for event in events
+    )
+    assert charged == tuning.total_epsilon(dpmf.tradeoff(run), delta=1e-3, mean=3.0, shape=0.0)
+    assert charged.epsilon > plain.epsilon

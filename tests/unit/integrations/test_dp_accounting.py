@@ -361,3 +361,47 @@ def test_the_documented_losses_meet_the_goal_and_are_what_the_command_prints(
     for line in capsys.readouterr().out.splitlines()[2:]:
         row = [cell.strip() for cell in line.strip("|").split("|")]
         assert rows[tuple(row[:4])] == pytest.approx(losses(row), abs=0.02)
+
+
+# --- runs whose batches are cut
+
+
+def test_the_cut_of_composed_runs_is_paid_for_at_the_end() -> None:
+    """δ is that of the uncut runs, with e^ε·η for each; ε is where that is small enough, or an error."""
+    run = dpmf.Run(AMPLIFIED.mechanism, AMPLIFIED.noise_multiplier, max_batch_size=100, records=1000)
+    event = BallsInBinsMatrixDpEvent.of(run)
+    assert event.run == run
+    assert event != AMPLIFIED
+    assert pickle.loads(pickle.dumps(event)) == event
+    cut = run.cut
+    assert cut is not None
+    assert 0 < cut.probability < 1e-6
+    other = dp_event.GaussianDpEvent(3.0)
+    plain, charged = (
+        BallsInBinsPLDAccountant(value_discretization_interval=1e-2).compose(one, 2).compose(other)
+        for one in (AMPLIFIED, event)
+    )
+    for epsilon in (0.0, 1.0, 3.0):
+        wanted = plain.get_delta(epsilon) + 2 * cut.charge(epsilon)
+        assert wanted <= charged.get_delta(epsilon) <= wanted * (1 + 1e-9)
+    assert charged.get_delta(-1.0) >= plain.get_delta(-1.0) + 2 * cut.probability
+    assert charged.get_delta(100.0) == 1.0
+    found = charged.get_epsilon(1e-5)
+    assert found > plain.get_epsilon(1e-5)
+    assert charged.get_delta(found) <= 1e-5
+    with pytest.raises(ValueError, match="delta must be larger for this run, in which cut batches") as caught:
+        charged.get_epsilon(1e-12)
+    assert "\n" not in str(caught.value)
+    assert BallsInBinsPLDAccountant().compose(event).compose(dp_event.NonPrivateDpEvent()).get_epsilon(1e-5) == math.inf
+
+
+def test_cuts_that_cannot_be_followed_are_refused() -> None:
+    run = dpmf.Run(AMPLIFIED.mechanism, 1.2, max_batch_size=100, records=1000)
+    with pytest.raises(ValueError, match="event must be of a run whose batches are not cut"):
+        loss_distribution(BallsInBinsMatrixDpEvent.of(run))
+    with pytest.raises(ValueError, match="cut must be of k=1, b=1"):
+        BallsInBinsMatrixDpEvent(DPSGD, 1, 1, 1.0, cut=run.cut)
+    with pytest.raises(ValueError, match="noise_multiplier must be left out for a run"):
+        BallsInBinsMatrixDpEvent.of(run, 1.0)
+    plain = dpmf.Run(AMPLIFIED.mechanism, 1.2, max_batch_size=1001, records=1000)
+    assert BallsInBinsMatrixDpEvent.of(plain) == AMPLIFIED

@@ -1,14 +1,10 @@
 """Batches of a public expected size and of a largest size: the cut, what it costs in δ, and padding without effect.
 
-The cost is compared with enumeration: the tail with exact fractions, and the whole mechanism with integrals over the
-densities of all assignments of a few records to two bins.
+What a cut costs is compared with enumeration in `test_cut.py` and `test_run.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,99 +15,6 @@ import dpmf
 from dpmf.cut import Cut, binomial_tail
 from dpmf.errors import ArgumentError
 from dpmf.training import BatchSampler
-
-
-def exact_tail(trials: int, rate: Fraction, least: int) -> Fraction:
-    return sum(
-        (math.comb(trials, c) * rate**c * (1 - rate) ** (trials - c) for c in range(max(least, 0), trials + 1)),
-        Fraction(0),
-    )
-
-
-@pytest.mark.parametrize(("groups", "bins"), [(1, 2), (1, 7), (3, 4), (2, 2), (1, 100)])
-def test_the_tail_is_bounded_from_above_and_closely(groups: int, bins: int) -> None:
-    rate = Fraction(groups, bins)
-    for trials in (1, 2, 3, 10, 40):
-        for least in range(trials + 3):
-            exact, bound = exact_tail(trials, rate, least), binomial_tail(trials, groups, bins, least)
-            assert bound >= exact
-            if least > trials * rate and least - trials * rate > 2 * math.sqrt(trials * rate * (1 - rate)):
-                assert bound <= Fraction(3, 2) * exact + Fraction(1, 10**200)
-
-
-@pytest.mark.parametrize(("trials", "bins", "least"), [(10**6, 10**3, 1250), (10**9, 10**4, 103_000)])
-def test_the_tail_of_many_trials(trials: int, bins: int, least: int) -> None:
-    from scipy import stats
-
-    found = float(stats.binom.sf(least - 1, trials, 1 / bins))
-    assert found * (1 - 1e-6) <= binomial_tail(trials, 1, bins, least) <= found * 1.1
-
-
-@pytest.mark.parametrize(
-    ("batching", "expected"),
-    [
-        (dpmf.BallsInBins(3, 2), exact_tail(6, Fraction(1, 2), 5)),  # fixed bins: one throw
-        (dpmf.reshuffled(3, 2), 3 * exact_tail(6, Fraction(1, 2), 5)),
-        (dpmf.reshuffled(2, 4, stride=2), 2 * exact_tail(3, Fraction(1, 2), 5)),  # a group of half of the records
-        (dpmf.Poisson(4, 2), 4 * exact_tail(6, Fraction(1, 2), 5)),
-    ],
-    ids=str,
-)
-def test_the_probability_counts_how_often_a_record_is_thrown(batching: Any, expected: Fraction) -> None:
-    assert expected <= Cut(batching, 6, 5).probability <= Fraction(5, 4) * expected
-
-
-@pytest.mark.parametrize(("bins", "smallest"), [(100, 647), (10, 5428)])
-def test_the_smallest_size_of_the_documentation(bins: int, smallest: int) -> None:
-    some = Cut(dpmf.reshuffled(10, bins), 50_000, 50_000)
-    assert some.smallest(8.0, 1e-5) == smallest
-    charges = [Cut(some.batching, 50_000, size).charge(8.0) for size in (smallest - 1, smallest)]
-    assert charges[0] > 0.5e-5 >= charges[1]
-
-
-POINTS = np.linspace(-9.0, 9.0, 181)
-
-
-def _density(others: tuple[float, ...], own: bool, largest: int, first: bool) -> np.ndarray:
-    """The density of two bins' noisy sums, averaged over all assignments; the differing record contributes +1.
-
-    `first` says whether the differing record is the first of its bin, so that it pushes another one out, or the last.
-    """
-    width = POINTS[1] - POINTS[0]
-    total = np.zeros((len(POINTS), len(POINTS)))
-    for bins in itertools.product((0, 1), repeat=len(others) + own):
-        sums = []
-        for one in (0, 1):
-            inside = [x for x, bin_ in zip(others, bins, strict=False) if bin_ == one]
-            if own and bins[-1] == one:
-                inside = [1.0, *inside] if first else [*inside, 1.0]
-            sums.append(sum(inside[:largest]))
-        each = [np.exp(-((POINTS - s) ** 2) / 2) / math.sqrt(2 * math.pi) for s in sums]
-        total += np.outer(*each) / 2 ** len(bins)
-    return total * width**2
-
-
-def _delta(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
-
-
-def test_the_charge_covers_the_cut_and_is_needed() -> None:
-    """One epoch of DP-SGD with two bins, σ = 1: δ of the cut mechanism by enumeration, both directions."""
-    mechanism = dpmf.Mechanism(dpmf.strategies.dpsgd(), dpmf.BallsInBins(1, 2))
-    exceeded = 0
-    for others, largest, first in itertools.product(((-1.0,) * 3, (1.0,) * 3, (-1.0, 1.0)), (1, 2), (True, False)):
-        with_it, without = (_density(others, own, largest, first) for own in (True, False))
-        eta = float(exact_tail(len(others), Fraction(1, 2), largest))
-        for epsilon in (0.0, 0.5, 1.5):
-            ways = {"remove": _delta(with_it, without, epsilon), "add": _delta(without, with_it, epsilon)}
-            for direction, cut in ways.items():
-                uncut = dpmf.delta(
-                    mechanism, noise_multiplier=1.0, epsilon=epsilon, accountant="lattice", direction=direction
-                ).delta
-                charge = eta if direction == "remove" else math.exp(epsilon) * eta
-                assert cut <= uncut + charge + 1e-6
-                exceeded += cut > uncut + 1e-3
-    assert exceeded  # without a charge, the bound would not hold
 
 
 def test_a_bin_is_cut_to_its_first_records_and_filled_up() -> None:
