@@ -12,7 +12,6 @@ import pytest
 from private_runs import MECHANISM, N, linear, private, train, weights
 
 import dpmf
-from dpmf.cut import Cut, binomial_tail
 from dpmf.errors import ArgumentError
 from dpmf.training import BatchSampler
 
