@@ -212,7 +212,7 @@ def delta(
     decides"). For "add" it bounds either, and the smaller bound is returned; `details` say if it is that of removing.
     An accountant that samples gives an `Estimate` instead, which guarantees nothing.
     Where a run cuts its batches, δ is charged for that, by e^ε·η in general and by η where a record is removed
-    (docs/theory/batch-sizes.md). Lower bounds hold with and without a cut: they are of a data set of one record.
+    (docs/theory/batch-sizes.md). Lower bounds hold with and without a cut: the others may contribute nothing.
     """
     uncut, sigma, cut = asked_about(mechanism, noise_multiplier)
     question = _Question(uncut, accountant, direction, with_lower, time_budget, memory_budget, cut)
