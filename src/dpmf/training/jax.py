@@ -1,4 +1,4 @@
-"""JAX: batches and noise that belong together, for compiled steps (`make_private`) and for loops (`PrivateTraining`).
+"""Private training in JAX: batches, clipped gradients and noise that belong together, as pure functions of one state.
 
     private = dpmf.training.jax.make_private(mechanism, records=n, clip_norm=1.0, target_epsilon=8.0, target_delta=1e-5)
     gradient = private.gradient(loss)  # of a function loss(weights, record)
@@ -11,199 +11,431 @@
         updates, state = optimizer.update(clipped, state, weights)
         return optax.apply_updates(weights, updates), state
 
-The state of the optimizer holds everything that a run is resumed from: the key of batches and noise, the step, and the
-noise that is kept. `PrivateTraining` is for loops that are not compiled as a whole; it checks that every batch is used
-exactly once. `privatizer` is the noise alone, for those who keep track of its state themselves. jax-privacy clips.
+The state of the optimizer holds everything that a run is resumed from: the keys of batches and noise, the step, and the
+noise that is kept. A step is a function of it, for `jax.jit` and `jax.lax.scan`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpmf import validation
-from dpmf.errors import TrainingError
-from dpmf.mechanism import Mechanism
-from dpmf.training._jax_noise import GENERATOR, checked, jax_privacy, privatizer
-from dpmf.training._jax_steps import Batch, Private, State, make_private
-from dpmf.training._jax_trees import bits, packed, unpacked
-from dpmf.training._resumable import Resumable
+from dpmf import api, validation
+from dpmf.batching import description
+from dpmf.cut import Cut
+from dpmf.errors import ArgumentError, TrainingError
+from dpmf.mechanism import Mechanism, strategy_digest
+from dpmf.paper import Statement
+from dpmf.run import checked_stops
+from dpmf.training import checkpoint
+from dpmf.training._jax_noise import GENERATOR, Rows, installed, precision
+from dpmf.training._jax_sums import Grid, exact_sums, parts, with_noise
+from dpmf.training._jax_trees import packed, unpacked
+from dpmf.training._schedule import Schedule
 from dpmf.training._sources import new_key
+from dpmf.training._target import Guarantee, noise_for
 from dpmf.training.journal import Journal
-from dpmf.training.sampler import BatchSampler, IndexArray
+from dpmf.training.sampler import BatchSampler
 
-__all__ = ["Batch", "Private", "PrivateTraining", "State", "make_private", "privatizer"]
+__all__ = ["Batch", "Private", "State", "make_private"]
+
+_PURPOSES = ("noise", "bins", "groups", "loss")  # each has a key of its own
+_SMALL_SHARE = 2.0**-10  # of δ, for batches whose size is chosen here
 
 
-class PrivateTraining(Resumable):
-    """The batches and the noise of one training run.
+class State(NamedTuple):
+    """What a run is resumed from, as arrays. It is as secret as the data.
 
-    Args:
+    Attributes:
+      identity: a digest of the mechanism, the data's size and the settings. With another one, updates are NaN: a state
+        goes on only with what it began with.
+      keys: those of the noise, of bins, of groups and of what the loss draws, two words each.
+      step: the number of steps made so far.
+      kept: what is kept of past noise.
+    """
+
+    identity: Any
+    keys: Any
+    step: Any
+    kept: Any
+
+
+class Batch(NamedTuple):
+    """The records of one step, in arrays of one shape for all steps.
+
+    Attributes:
+      indices: of records; some record where there is none. With users, one row for each.
+      real: where there is a record.
+      key: of what the loss draws in this step, two words.
+    """
+
+    indices: Any
+    real: Any
+    key: Any
+
+
+class Private:
+    """Batches and noise of a private run, as functions that can be compiled. `make_private` makes it.
+
+    Attributes:
+      run: everything that the guarantee depends on.
       mechanism: strategy and batching.
-      parameters: what is trained, a tree of arrays. The noise has its structure and shapes.
-      records: the number of records.
-      noise_multiplier: σ for sensitivity 1 and the strategy as given.
-      l2_sensitivity: by how much one record can change the gradient in one iteration: the clipping norm divided by the
-        *expected* batch size. `clipped_grad(...).sensitivity()` knows it.
-      seed: an integer that makes an experiment repeatable. By default batches and noise are drawn from a secret of the
-        operating system.
-      source: the generator of the batches, "fast" or "secure". The noise is JAX's threefry with a 64-bit key.
-      dtype: "float64" draws and adds the noise in double precision, where JAX has that enabled. By default it has the
-        precision of the gradients, which is float32 or float64: others are refused.
-
-    **Formal guarantees.** What `add_noise` returns are the outputs of the mechanism: batches are those of the
-    mechanism's batching (see `BatchSampler`), and the noise is noise_multiplier × l2_sensitivity × C⁻¹Z with C the
-    strategy as given and Z from `normals`, where the first step after a gap adds the noise of the gap too. Clipping is
-    the caller's: the clipped gradient of a record must be a function of the parameters, the record and what is drawn
-    for it, and what is drawn for one record (for dropout, say) must be secret and not depend on which others there are.
-    `add_noise` is accepted once for every batch, in order; otherwise `TrainingError` is raised. A run restored with
-    `load` goes on with the same batches and the same noise.
+      noise_multiplier: σ for clipping norm 1 and the strategy as given.
+      clip_norm: the norm to which the gradient of a record (or user) is clipped.
+      expected_batch_size: what sums are divided by.
+      cut: what it costs in δ that longer batches are cut.
+      relation: how two data sets may differ that the guarantee compares, in words.
+      calibration: how σ was found, if it was calibrated.
     """
 
     def __init__(
         self,
-        mechanism: Mechanism,
-        parameters: Any,
-        *,
-        records: int,
-        noise_multiplier: float,
-        l2_sensitivity: float,
-        seed: int | None = None,
-        source: str = "fast",
-        dtype: Any = None,
+        sampler: BatchSampler,
+        guarantee: Guarantee,
+        dtype: Any,
     ):
-        self._jax = jax_privacy()
-        self.mechanism = checked(mechanism)
-        self.noise_multiplier = validation.positive("noise_multiplier", noise_multiplier)
-        self.l2_sensitivity = validation.positive("l2_sensitivity", l2_sensitivity)
-        self.sampler = BatchSampler(records, mechanism, seed=(key := new_key(seed)), source=source)
+        self._jax, self._guarantee, run = installed(), guarantee, guarantee.run
+        assert run.cut is not None
+        self.run, self.mechanism, self.cut, self.relation = run, run.mechanism, run.cut, run.relation
+        self.noise_multiplier, self.clip_norm = run.noise_multiplier, run.clip_norm
+        self.expected_batch_size = sampler.expected_batch_size
+        self.calibration = guarantee.calibration
         self.journal = Journal()
-        self._parameters, self._dtype = parameters, dtype
-        self._step = 0
-        self._delivered: int | None = None  # the batch that has been taken and not been used yet
-        self._set_key(key)
+        self._schedule, self._grid = Schedule.of(run.mechanism.batching), Grid.of(run)
+        self._rows = Rows(run.mechanism, run.noise_multiplier * run.clip_norm / self._grid.unit, dtype)
+        self._records, self._balls, self._units, self._dtype = sampler.size, sampler.balls, sampler.units, dtype
+        hashes = (hashlib.sha256(f"dpmf JAX {purpose}".encode() + sampler.key).digest()[:8] for purpose in _PURPOSES)
+        self._keys = np.stack([np.frombuffer(one, dtype="<u4") for one in hashes]).astype(np.uint32)
 
-    def _set_key(self, key: bytes) -> None:
-        jax = self._jax
-        words = np.frombuffer(hashlib.sha256(b"dpmf JAX noise" + key).digest()[:8], dtype="<u4").astype(np.uint32)
-        transformation = privatizer(
-            self.mechanism,
-            noise_multiplier=self.noise_multiplier,
-            l2_sensitivity=self.l2_sensitivity,
-            prng_key=jax.random.wrap_key_data(jax.numpy.asarray(words), impl="threefry2x32"),
-            dtype=self._dtype,
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return self._schedule.steps
+
+    @property
+    def max_batch_size(self) -> int:
+        """The number of rows of every batch."""
+        return self.cut.max_batch_size
+
+    @cached_property
+    def _identity(self) -> np.ndarray[Any, Any]:
+        batching = self.mechanism.batching
+        parts = (
+            strategy_digest(self.mechanism.strategy, batching.iterations),
+            sorted(description(batching).items(), key=lambda item: item[0]),
+            self._balls,
+            None if self._units is None else self._units.digest,
+            (self.noise_multiplier, self.clip_norm, self.expected_batch_size, self.max_batch_size, str(self._dtype)),
+            self._grid.bits,
+            GENERATOR,
         )
-        self._key = key
-        self._update = jax.jit(transformation.update)
-        self._state = transformation.init(self._parameters)
+        return np.frombuffer(hashlib.sha256(repr(parts).encode()).digest()[:16], dtype="<u4").astype(np.uint32)
+
+    def _probe(self, state: State) -> np.ndarray[Any, Any]:
+        """Bits drawn from the state's keys: they show whether this version of JAX still draws those of a checkpoint."""
+        return np.stack([np.asarray(self._jax.random.bits(key, (4,))) for key in state.keys])
 
     @property
-    def step(self) -> int:
-        """The number of steps made so far."""
-        return self._step
+    def noise(self) -> Any:
+        """The optax transformation that adds the noise of the next step, for the front of an `optax.chain`.
 
-    @property
-    def expected_batch_size(self) -> float:
-        """n/b, by which the sum of clipped gradients is divided. The actual size of a batch depends on the data."""
-        return self.sampler.expected_batch_size
+        It takes what `gradient` returns, divides by the expected batch size, and returns updates in the precision of
+        the parameters, where `update` is given those.
 
-    def batches(self) -> Iterator[IndexArray]:
-        """The batches from the current step to the last one, as arrays of indices of records; some may be empty.
-
-        Returns:
-          An iterator. Call `add_noise` exactly once between two batches.
+        **Formal guarantees.** With `batch` and `gradient` the outputs are those of the mechanism: sums are exact, noise
+        is rounded to their grid, and the result is a function of both together, rounded to the precision of the
+        parameters at the very end. A state must be used once: two different updates from one state have the same noise.
+        Compiled code cannot raise: after the last step, and with a state of other settings, the result is NaN, so that
+        nothing is released.
         """
-        while (step := self._step) < self.sampler.steps:
-            self._delivered = step
-            yield self.sampler.batch(step)
-            if self._step == step:
-                raise TrainingError(
-                    f"batch {step} was left out: call add_noise once on every batch, empty ones included"
-                )
+        import optax
 
-    def add_noise(self, clipped: Any) -> Any:
-        """Add the noise of the current step to the sum of clipped gradients.
+        jax, numpy = self._jax, self._jax.numpy
+
+        def init(parameters: Any) -> State:
+            kept = self._rows.begin(self._rows.zeros(parameters))
+            return State(numpy.asarray(self._identity), numpy.asarray(self._keys), numpy.int32(0), kept)
+
+        def update(sums: Any, state: State, parameters: Any = None) -> tuple[Any, State]:
+            for leaf in jax.tree.leaves(sums):
+                if numpy.result_type(leaf).name != "int32" or numpy.shape(leaf)[:1] != (2,):
+                    raise ArgumentError("updates", "must be what gradient() returned: sums on a grid, as integers")
+            like = jax.tree.map(lambda s: s[0].astype(numpy.float32), sums) if parameters is None else parameters
+            zero = self._rows.zeros(like)
+            noise, kept = self._rows.next(state.keys[0], state.step, state.kept, zero)
+            mine = (state.identity == self._identity).all() & (state.step < self.steps)
+
+            def released(one: Any, row: Any, leaf: Any) -> Any:
+                noisy = with_noise(one, row, self._grid, self.expected_batch_size)
+                return numpy.where(mine, noisy, numpy.nan).astype(numpy.result_type(leaf))
+
+            noisy = jax.tree.map(released, sums, noise, like)
+            return noisy, state._replace(step=state.step + 1, kept=kept)
+
+        return optax.GradientTransformation(init, update)
+
+    def state(self, tree: Any) -> State:
+        """The one `State` in a tree, such as the state of an `optax.chain`."""
+        found = [
+            leaf
+            for leaf in self._jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, State))
+            if isinstance(leaf, State)
+        ]
+        if len(found) != 1:
+            raise ArgumentError("state", f"must hold one state of the noise, this tree has {len(found)}")
+        return found[0]
+
+    def batch(self, tree: Any) -> Batch:
+        """The batch of the next step.
 
         Args:
-          clipped: the sum of the clipped gradients of the last batch, divided by the expected batch size.
+          tree: the state, or a tree that it is in.
+
+        **Formal guarantees.** Those of `BatchSampler`: bins are independent and uniform, up to the quality of JAX's
+        generator, and a bin is cut to its first `max_batch_size` records or users.
+        """
+        numpy, state, schedule = self._jax.numpy, self.state(tree), self._schedule
+        draw, place = numpy.divmod(state.step, schedule.per_draw)
+        key = self._jax.random.fold_in(state.keys[3], state.step)
+        inside = self._bins(state.keys, draw) == place % schedule.per_epoch
+        (chosen,) = numpy.nonzero(inside, size=self.max_batch_size, fill_value=self._balls)
+        if self._units is None:
+            return Batch(numpy.where(chosen < self._balls, chosen, 0), chosen < self._balls, key)
+        rows = numpy.asarray(self._units.table)[chosen]
+        # A user is filled up with records of its own: 0 times the gradient of another user's could be NaN.
+        return Batch(numpy.where(rows < 0, numpy.maximum(rows[:, :1], 0), rows), rows >= 0, key)
+
+    def _bins(self, keys: Any, draw: Any) -> Any:
+        """The bin of every record or user in one draw."""
+        numpy, random, groups = self._jax.numpy, self._jax.random, self._schedule.groups
+        within = random.randint(random.fold_in(keys[1], draw), (self._balls,), 0, self._schedule.per_epoch // groups)
+        if groups == 1:
+            return within
+        runs = -(-self._balls // groups)
+        drawn = random.bits(keys[2], (runs, groups))
+        return groups * within + numpy.argsort(drawn, axis=1).ravel()[: self._balls]
+
+    def gradient(self, loss: Callable[..., Any]) -> Callable[[Any, Any, Batch], Any]:
+        """A function of (parameters, data, batch): the sum of clipped gradients, which `noise` takes.
+
+        Args:
+          loss: a function of (parameters, record) for one record, which is `data` without its first dimension, or of
+            (parameters, record, key) if it draws: for dropout, say. With users, the mean over a user's records is
+            clipped as a whole.
 
         Returns:
-          The noisy gradient, which may be released.
+          A function that can be compiled; `data` is a tree of arrays with one row for each of the rows of the run. Its
+          result has two integers for every element of the parameters.
+
+        **Formal guarantees.** Gradients are widened to single precision. One record (or user) contributes a vector that
+        is at most clip_norm long, exactly, if the loss is a function of its arguments alone, and sums are exact
+        (`exact_sums`). The key is a function of the run's secret key, the step and the record's number. So what the
+        loss draws for the other records is the same with and without this one, and independent of noise and bins: given
+        all that is drawn, the outputs are those of the mechanism, and a mixture of (ε, δ)-DP mechanisms with the same
+        weights for both data sets is (ε, δ)-DP (docs/theory/randomness.md). A gradient that is not finite counts as
+        zero. All batches have one shape, so that a record does not change how those of others are computed, up to what
+        docs/theory/floating-point.md names as an assumption.
         """
-        if self._delivered != self._step:
-            raise TrainingError(
-                f"step {self._step} must be made on batch {self._step}, which batches() has not returned yet: "
-                "call add_noise once on every batch"
+        jax = self._jax
+        needed = [one for one in inspect.signature(loss).parameters.values() if one.default is one.empty]
+        draws = len([one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]) == 3
+
+        def of_record(parameters: Any, record: Any, words: Any) -> Any:
+            return loss(parameters, record, *([jax.random.wrap_key_data(words, impl="threefry2x32")] if draws else []))
+
+        def one(parameters: Any, record: Any, real: Any, words: Any) -> Any:
+            if self._units is None:
+                return of_record(parameters, record, words)
+            losses = jax.vmap(of_record, (None, 0, 0))(parameters, record, words)
+            return jax.numpy.where(real, losses, 0).sum() / jax.numpy.maximum(real.sum(), 1)
+
+        def gradient(parameters: Any, data: Any, batch: Batch) -> Any:
+            jax.tree.map(precision, parameters)  # others are refused
+            for array in jax.tree.leaves(data):
+                if (shape := jax.numpy.shape(array))[:1] != (self._records,):
+                    raise ArgumentError(
+                        "data", f"must have a row for each of the {self._records} records in every array, got {shape}"
+                    )
+            more = -len(batch.indices) % parts(len(batch.indices))  # so many rows of nobody
+            indices, real = (
+                jax.numpy.pad(x, ((0, more), *((0, 0),) * (x.ndim - 1))) for x in (batch.indices, batch.real)
             )
-        noisy, state = self._update(clipped, self._state)
-        # The noise of this step must not be added to anything else, whatever happens from here on.
-        self._state, self._step, self._delivered = state, self._step + 1, None
-        if self.journal.files:
-            self.journal.release(self._step - 1, _digest(noisy))
-        return noisy
+            words = jax.vmap(jax.random.fold_in, (None, 0))(batch.key, indices.ravel()).reshape(*indices.shape, 2)
+            records = jax.tree.map(lambda array: jax.numpy.asarray(array)[indices], data)
+            gradients = jax.vmap(jax.grad(one), (None, 0, 0, 0))(parameters, records, real, words)
+            return exact_sums(gradients, real if self._units is None else real.any(axis=1), self._grid)
 
-    def _identity(self) -> dict[str, Any]:
-        leaves = self._jax.tree.leaves(self._parameters)
-        return {
-            "l2_sensitivity": self.l2_sensitivity,
-            "shapes": [list(np.shape(leaf)) for leaf in leaves],
-            "dtype": str(self._dtype),
-            "generator": GENERATOR,
-        }
+        return gradient
 
-    def save(self, path: str | os.PathLike[str], model: Any = ()) -> None:
-        """Write a checkpoint: batches, noise, and what belongs to the model.
-
-        The journal of the run is kept in the same directory. The file is as secret as the data.
+    def get_epsilon(self, delta: float, stop: int | None = None) -> float:
+        """An ε for which the whole run is (ε, delta)-DP, with the cost of batches that are cut.
 
         Args:
-          path: the file, which is replaced atomically.
-          model: any tree of arrays, such as ``(weights, optimizer_state)``.
+          delta: δ. One that is below what cut batches cost is refused.
+          stop: a stopping point that was named in advance, for the ex-post ε of stopping there.
+
+        **Formal guarantees.** Those of `make_private`, wherever the run stops: the ε of a part of the steps would hold
+        only for a number of steps that was chosen in advance, whatever the models look like.
         """
-        if self._delivered == self._step:
-            raise TrainingError("a checkpoint can only be written after add_noise, not between a batch and its noise")
-        noise = {"key": self._key.hex(), "step": self._step, "state": packed(self._jax, self._state)}
-        self._write(path, noise, {"model": packed(self._jax, model)})
+        return self._guarantee.bound(validation.probability("delta", delta), stop).epsilon
 
-    def load(self, path: str | os.PathLike[str], model: Any = (), *, allow_second_continuation: bool = False) -> Any:
-        """Continue from a checkpoint of the same mechanism, data and model.
+    def statement(self, delta: float | None = None) -> Statement:
+        """What holds of this run: `str()` is a paragraph, `to_dict()` one JSON object.
 
-        Steps that were made after the checkpoint, before a crash, say, are made again. They must give the same bits as
-        before, or `TrainingError` is raised: a second continuation with other results has the same noise as the first
-        one, and the difference of both shows gradients without noise. For the same reason a checkpoint is refused if
-        the run has saved a later one, or if the run's journal is not beside it.
+        Args:
+          delta: at which δ; by default the target's, or 10⁻⁵ without a target.
+
+        **Formal guarantees.** Those of `get_epsilon`.
+        """
+        return self._guarantee.statement(delta)
+
+    def save(self, path: str | os.PathLike[str], tree: Any) -> None:
+        """Write a checkpoint of a tree that holds the state, with the journal of the run beside it.
+
+        Args:
+          path: the file, which is replaced atomically. It is as secret as the data.
+          tree: any tree of arrays, such as ``(weights, optimizer_state)``.
+        """
+        state = self.state(tree)
+        step, target = int(state.step), Path(path)
+        content = {
+            "run": self.journal.run,
+            "step": step,
+            "identity": self._identity,
+            "probe": self._probe(state),
+            "tree": packed(self._jax, tree),
+        }
+        self.journal.begin(target, step)
+        checkpoint.save(target, content)
+        self.journal.saved(step)
+
+    def load(self, path: str | os.PathLike[str], like: Any, *, allow_second_continuation: bool = False) -> Any:
+        """Read a checkpoint of the same mechanism, settings and model; the run goes on with the same bits.
+
+        A checkpoint is loaded once. It is refused if it was loaded before, if the run has saved a later one, or if its
+        journal is not beside it: two continuations with different results would have the same noise. What was computed
+        after the last checkpoint, before a crash, is computed again, and must be computed by the same code.
+
+        The journal knows of saving and loading only, since steps are compiled. A process that goes on after saving
+        learns that another one has loaded its checkpoint when it saves again, and raises `TrainingError` then.
+        Copies of a checkpoint in other directories are not noticed, nor is a state that is used twice without `load`.
 
         Args:
           path: the checkpoint.
-          model: a tree like the one that was saved; only its structure, shapes and precisions are used.
+          like: a tree like the one that was saved; only its structure, shapes and precisions are used.
           allow_second_continuation: continue nevertheless. Only set this if nothing that was computed after the
-            checkpoint has been or will be shown to anybody: the guarantee does not cover both continuations.
-
-        Returns:
-          The model as it was saved.
+            checkpoint has been or will be shown to anybody.
         """
         allow = validation.flag("allow_second_continuation", allow_second_continuation)
-        state, journal = self._read(path, ("model",), allow=allow, writes=True)
-        noise = state["noise"]
-        at = validation.integer("step", noise["step"], at_least=0, at_most=self.sampler.steps)
-        noise_state = unpacked(self._jax, noise["state"], self._state, path)
-        restored = unpacked(self._jax, state["model"], model, path)
+        content = checkpoint.load(path)
+        try:
+            run, step, saved = (content[name] for name in ("run", "step", "tree"))
+            identity, probe = content["identity"], content["probe"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"checkpoint must be one that save() wrote, {path} has no {error}") from None
+        if not np.array_equal(identity, self._identity):
+            raise ValueError(
+                f"checkpoint must be of this mechanism, these settings and this generator of noise, {path} is of others"
+            )
+        tree = unpacked(self._jax, saved, like, path)
+        state = self.state(tree)
+        if int(state.step) != step:
+            raise ValueError(f"checkpoint must hold batches and noise of one run at one step, {path} does not")
+        if not np.array_equal(probe, self._probe(state)):
+            raise TrainingError(
+                f"{path} must be continued with the generator that made it; this version of JAX differs"
+            )
+        journal = Journal.resume(Path(path), run, step, allow=allow, writes=True, once=True)
         journal.resumed()
-        self.sampler.load_state_dict(state["sampler"])
-        self._set_key(bytes.fromhex(noise["key"]))
-        self._state, self._step, self._delivered, self.journal = noise_state, at, None, journal
-        return restored
+        self.journal = journal
+        return tree
 
 
-def _digest(tree: Any) -> str:
-    """A short digest of noisy gradients: it tells different results of one step apart."""
-    import jax
+def make_private(
+    mechanism: Mechanism,
+    *,
+    records: int,
+    rows: int | None = None,
+    clip_norm: float,
+    target_epsilon: float | None = None,
+    target_delta: float | None = None,
+    noise_multiplier: float | None = None,
+    accountant: api.AnyAccountant = api.DEFAULT_ACCOUNTANT,
+    expected_batch_size: float | None = None,
+    max_batch_size: int | None = None,
+    unit: Any = None,
+    stopping_points: Sequence[int] = (),
+    seed: int | None = None,
+    dtype: Any = None,
+) -> Private:
+    """Batches, clipped gradients and noise of a mechanism, for compiled steps in JAX.
 
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        digest.update(np.ascontiguousarray(bits(jax, leaf)).tobytes())
-    return digest.hexdigest()[:16]
+    Args:
+      mechanism: strategy and batching.
+      records: a public upper bound on the number of records (or users), a rounded number, say. Everything that the
+        guarantee is stated with comes from it.
+      rows: the length of every array of `data`, which is private. By default `records`, or with `unit` its length.
+      clip_norm: the norm to which the gradient of a record (or user) is clipped.
+      target_epsilon: the ε for which the noise is calibrated; `target_delta` must be given with it.
+      target_delta: the δ for which the noise is calibrated.
+      noise_multiplier: the noise itself, for clipping norm 1 and the strategy as given, instead of a target.
+      accountant: the accountant that calibrates. One that only estimates is refused.
+      expected_batch_size: a public constant by which sums are divided, in place of records/b. With `unit` it counts
+        users.
+      max_batch_size: the number of rows of every batch. A bin with more records (or users) is cut, and the probability
+        of that is charged to δ. By default it is so large that this takes a thousandth of δ; with a noise multiplier
+        in place of a target it must be given.
+      unit: for every record the user it belongs to. Users are thrown into bins then, and the guarantee is for users in
+        place of records.
+      stopping_points: steps, named in advance, after which one may stop with a smaller ε. δ is divided over them.
+      seed: an integer that makes an experiment repeatable. By default batches and noise are drawn from a secret of the
+        operating system.
+      dtype: "float64" draws the noise in double precision, where JAX has that enabled. By default it is drawn in single
+        precision, and in double precision for parameters that have it. Parameters may be bfloat16 or float16.
+
+    Returns:
+      A `Private`, whose `noise` is the front of an `optax.chain` and whose `batch` and `gradient` make a step.
+
+    **Formal guarantees.** If every step takes the batch of the state, adds the noise to its gradient once and goes on
+    with the new state, what is released is (ε, δ)-DP for adding or removing a record (or user); where records are split
+    into groups (strides, cyclic Poisson sampling), for leaving the place of one empty (`relation`). The outputs are
+    those of the mechanism, except where bins are cut, which is charged (docs/theory/batch-sizes.md). This assumes that
+    the loss is a function of the parameters, one record and the key that `gradient` hands over, and of nothing that
+    depends on other records. JAX's threefry, with a 64-bit key, draws batches, noise and the keys of the loss.
+    """
+    if not isinstance(mechanism, Mechanism):
+        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    installed()
+    precision(np.zeros(1, dtype="float32"), dtype)
+    clip = validation.positive("clip_norm", clip_norm)
+    most = validation.integer("records", records, at_least=1)
+    if rows is None:
+        rows = len(unit) if hasattr(unit, "__len__") else most
+    if max_batch_size is None:
+        if target_epsilon is None or target_delta is None:
+            raise ArgumentError(
+                "max_batch_size", "must be given with noise_multiplier: all batches have this many rows"
+            )
+        epsilon = validation.positive("target_epsilon", target_epsilon)
+        delta = validation.probability("target_delta", target_delta)
+        share = _SMALL_SHARE / (len(stopping_points) + 1)
+        max_batch_size = Cut(mechanism.batching, most, 1).smallest(epsilon, delta, share)
+    # The sampler for loops checks the arguments that both have in common. It draws no batches here.
+    sampler = BatchSampler(
+        validation.integer("rows", rows, at_least=1), mechanism, seed=new_key(seed), records=most, unit=unit,
+        expected_batch_size=expected_batch_size, max_batch_size=max_batch_size,
+    )  # fmt: skip
+    stops = checked_stops(stopping_points, sampler.steps)
+    sigma, calibration, proved = noise_for(
+        mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut, ways=len(stops) + 1
+    )
+    given = "float64" if dtype is not None and np.dtype(dtype) == np.float64 else "float32"
+    run = sampler.run(mechanism, sigma, clip, precision=given, stops=stops)
+    return Private(sampler, Guarantee(run, accountant, calibration, proved), dtype)

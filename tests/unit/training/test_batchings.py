@@ -229,19 +229,18 @@ def test_settling_with_convolution() -> None:
 @pytest.mark.parametrize(("strategy", "batching"), [*GAPS[::6], CONVOLVED], ids=str)
 def test_the_noise_of_gaps_with_jax(strategy: Strategy, batching: BallsInBins) -> None:
     jnp = pytest.importorskip("jax.numpy")
-    pytest.importorskip("jax_privacy")
+    pytest.importorskip("optax")
     import jax as jax_itself
 
     mechanism = dpmf.Mechanism(strategy, batching)
-    size = 20_000
-    privatizer = jax.privatizer(mechanism, noise_multiplier=2.0, l2_sensitivity=0.5, prng_key=3)
-    update = jax_itself.jit(privatizer.update)
-    zero, out = jnp.zeros(size), []
-    state = privatizer.init(zero)
+    size, options = 20_000, {"noise_multiplier": 2.0, "clip_norm": 0.5, "expected_batch_size": 1.0}
+    private = jax.make_private(mechanism, records=100, max_batch_size=100, seed=3, **options)
+    update, out = jax_itself.jit(private.noise.update), []
+    nothing, state = jnp.zeros((2, size), jnp.int32), private.noise.init(jnp.zeros(size))
     for _ in range(mechanism.batching.steps):
-        noisy, state = update(zero, state)
+        noisy, state = update(nothing, state)
         out.append(np.asarray(noisy, dtype=np.float64))
-    assert np.isnan(update(zero, state)[0]).all()
+    assert np.isnan(update(nothing, state)[0]).all()
     decoding = decoder(mechanism)
     white = np.linalg.solve(np.linalg.cholesky(decoding @ decoding.T), np.stack(out))
     covariance = white @ white.T / size
@@ -251,23 +250,29 @@ def test_the_noise_of_gaps_with_jax(strategy: Strategy, batching: BallsInBins) -
 @pytest.mark.parametrize("stop", [4, 5])
 def test_jax_resumes_before_and_after_a_gap(stop: int, tmp_path: Path) -> None:
     jnp = pytest.importorskip("jax.numpy")
-    pytest.importorskip("jax_privacy")
-    zero = jnp.zeros(5)
+    pytest.importorskip("optax")
 
-    def begin(seed: int) -> jax.PrivateTraining:
+    def begin(seed: int) -> tuple[jax.Private, Any]:
         mechanism = dpmf.Mechanism(*GAPS[0])
-        return jax.PrivateTraining(mechanism, zero, records=9, noise_multiplier=1.0, l2_sensitivity=1.0, seed=seed)
+        private = jax.make_private(
+            mechanism, records=9, clip_norm=1.0, noise_multiplier=1.0, max_batch_size=9, seed=seed
+        )
+        return private, private.noise.init(jnp.zeros(5))
 
-    def made(run: jax.PrivateTraining, steps: int) -> list[Any]:
-        batches = run.batches()
-        return [(next(batches).tolist(), run.add_noise(zero).tolist()) for _ in range(steps)]
+    def made(private: jax.Private, state: Any, steps: int) -> tuple[list[Any], Any]:
+        found = []
+        for _ in range(steps):
+            batch = private.batch(state)
+            noisy, state = private.noise.update(jnp.zeros((2, 5), jnp.int32), state)
+            found.append((batch.indices[batch.real].tolist(), noisy.tolist()))
+        return found, state
 
-    whole = made(begin(1), 12)
-    first, second = begin(1), begin(2)
-    made(first, stop)
-    first.save(tmp_path / "c", zero)
-    second.load(tmp_path / "c", zero)
-    assert made(second, second.steps_left) == whole[stop:]
+    whole, _ = made(*begin(1), 12)
+    first, state = begin(1)
+    _, state = made(first, state, stop)
+    first.save(tmp_path / "c", state)
+    second, other = begin(2)
+    assert made(second, second.load(tmp_path / "c", other), 12 - stop)[0] == whole[stop:]
 
 
 RUNS = [

@@ -131,55 +131,74 @@ def test_without_a_process_group(tmp_path: Path) -> None:
 
 
 JAX = """
-import sys, jax, numpy as np
+import sys, jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import dpmf
-from dpmf.training import jax as private_jax
+from dpmf.training.jax import make_private
 
 MECHANISM = dpmf.Mechanism(dpmf.strategies.bsr(4), dpmf.BallsInBins(2, 4))
+DATA = np.random.default_rng(0).normal(size=(40, 64, 8)).astype(np.float32)
 assert len(jax.devices()) == 4
 
-def begin(devices):
-    spread = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("d",)), PartitionSpec("d"))
-    weights = jax.device_put(jax.numpy.zeros((64, 8)), spread)
-    run = private_jax.PrivateTraining(
-        MECHANISM, weights, records=40, noise_multiplier=1.0, l2_sensitivity=1.0, seed=3
-    )
-    return weights, run
+def loss(weights, record):
+    return jnp.sum(weights * record) / 50  # not clipped: norms of parts may differ in their last bits
 
-def rows(weights, run, last):
-    made = []
-    for _ in run.batches():
-        noisy = run.add_noise(weights)
-        made.append(np.asarray(noisy))
-        if run.step == last:
-            break
-    return made
+class Run:
+    def __init__(self, devices, rows):
+        # Weights, and all that belongs to them, are spread, or the rows of every batch are.
+        mesh = Mesh(np.array(jax.devices()[:devices]), ("d",))
+        spread, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("d",), ()))
+        self.private = private = make_private(
+            MECHANISM, records=40, clip_norm=1.0, noise_multiplier=1.0, max_batch_size=16, seed=3
+        )
+        gradient, self.optimizer = private.gradient(loss), optax.chain(private.noise, optax.sgd(0.5))
+        self.weights = jax.device_put(jnp.zeros((64, 8)), everywhere if rows else spread)
+        self.state = self.optimizer.init(self.weights)
+        self.devices, self.released = devices, []
 
-def largest_part(run, devices):
-    kept = [leaf for leaf in jax.tree.leaves(run._state) if np.ndim(leaf) == 3]
-    assert kept
-    return max(part.data.nbytes for leaf in kept for part in leaf.addressable_shards) * devices == sum(
-        leaf.nbytes for leaf in kept
-    )
+        @jax.jit
+        def step(weights, state):
+            batch = private.batch(state)
+            if rows:
+                parted = jax.lax.with_sharding_constraint((batch.indices, batch.real), spread)
+                batch = batch._replace(indices=parted[0], real=parted[1])
+            sums = gradient(weights, DATA, batch)
+            updates, state = self.optimizer.update(sums, state, weights)
+            return optax.apply_updates(weights, updates), state
 
-weights, run = begin(1)
-alone = rows(weights, run, 8)
-weights, run = begin(4)
-spread = rows(weights, run, 5)
-assert largest_part(run, 4)
-run.save(sys.argv[1], weights)
-weights, run = begin(2)
-assert run.load(sys.argv[1], weights).sharding == weights.sharding
-assert largest_part(run, 2)
-spread += rows(weights, run, 8)
+        self.step = step
+
+    def train(self, last):
+        while int(self.private.state(self.state).step) < last:
+            self.weights, self.state = self.step(self.weights, self.state)
+            self.released.append(np.asarray(self.weights))
+        return self
+
+    def kept_in_parts(self):
+        kept = [leaf for leaf in jax.tree.leaves(self.state) if np.ndim(leaf) == 3]
+        assert kept
+        largest = max(part.data.nbytes for leaf in kept for part in leaf.addressable_shards)
+        return largest * self.devices == sum(leaf.nbytes for leaf in kept)
+
+alone = Run(1, False).train(8).released
+first = Run(4, False).train(5)
+assert first.kept_in_parts()
+first.private.save(sys.argv[1], (first.weights, first.state))
+second = Run(2, False)
+like = second.weights, second.state
+second.weights, second.state = second.private.load(sys.argv[1], like)
+assert second.weights.sharding == like[0].sharding
+assert second.kept_in_parts()
+spread = first.released + second.train(8).released
 assert len(alone) == len(spread) == 8 and all(map(np.array_equal, alone, spread))
+for devices in (2, 4):
+    assert all(map(np.array_equal, alone, Run(devices, True).train(8).released))
 """
 
 
-def test_jax_spreads_the_noise_over_devices(tmp_path: Path) -> None:
-    """Four devices keep a quarter each, add the bits of one, and two go on from what they saved."""
-    pytest.importorskip("jax_privacy")
+def test_jax_spreads_sums_and_noise_over_devices(tmp_path: Path) -> None:
+    """Four devices keep a quarter each, release the bits of one, and two go on from what they saved."""
+    pytest.importorskip("optax")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", JAX, str(tmp_path / "checkpoint")],
