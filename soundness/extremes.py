@@ -79,6 +79,10 @@ def _profile(**changes: Any) -> list[float]:
     return dpmf.profile(**arguments).deltas.tolist()
 
 
+def _run(**changes: Any) -> dpmf.Run:
+    return dpmf.Run(small(), 2.0, **changes)
+
+
 def _matrix(entries: object) -> Mechanism:
     array = np.asarray(entries, dtype=float)
     return Mechanism(strategies.matrix(array), BallsInBins(1, len(array)))
@@ -271,6 +275,20 @@ ROWS: list[Row] = [
         lambda: _delta(memory_budget=1e300), _close(lambda: _delta(), 1e-9)),
     Row("with_lower", "neither True nor False", REFUSED,
         lambda: _delta(with_lower="no"), "with_lower must be True or False"),
+    Row("stop", "a step that was not named", REFUSED, lambda: dpmf.epsilon(_run(stops=(1,)), delta=1e-5, stop=2),
+        "stop must be one of the stopping points that were named in advance"),
+    Row("stop", "of a mechanism", REFUSED, lambda: _epsilon(stop=1), "stop applies only to a dpmf.Run"),
+    Row("stops", "the last step", REFUSED, lambda: _run(stops=(6,)), "stops must be at most 5"),
+    Row("stops", "all steps before it", "ε at the first of them, at a sixth of δ",
+        lambda: dpmf.epsilon(_run(stops=range(1, 6)), delta=1e-5, stop=1, accountant=QUICK).epsilon,
+        _between(0.1, 100)),
+    Row("max_batch_size", "1, where batches are larger", "δ = 1",
+        lambda: dpmf.delta(_run(max_batch_size=1, records=9), epsilon=1.0, accountant=QUICK).delta, _between(1, 1)),
+    Row("max_batch_size", "1, where batches are larger, asked for ε", REFUSED,
+        lambda: dpmf.epsilon(_run(max_batch_size=1, records=9), delta=1e-5, accountant=QUICK), "delta must be larger"),
+    Row("max_batch_size", "more than all records", "the same as without a cut",
+        lambda: dpmf.delta(_run(max_batch_size=10, records=9), epsilon=1.0, accountant=QUICK).delta,
+        _close(lambda: _delta(), 0.0)),
     Row("direction", "anything but both, remove, add", REFUSED,
         lambda: _delta(direction="up"), "direction must be one of"),
     Row("accountant", "an unknown name", REFUSED, lambda: _delta(accountant="guess"), "accountant must be one of"),
