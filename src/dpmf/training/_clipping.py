@@ -78,7 +78,7 @@ class ExactSum:
         self.lost = False
 
     def add(self, samples: Sequence[Any]) -> None:
-        """Clip and add the gradients of some records (or users), in any precision. They may be overwritten."""
+        """Clip and add the gradients of some records (or users), in any precision."""
         with torch.no_grad(), torch.autocast(samples[0].device.type, enabled=False):
             wide = [s.to(torch.promote_types(s.dtype, torch.float32)) for s in samples]
             factors = clip_factors(wide, self._clip)
@@ -92,13 +92,22 @@ class ExactSum:
                 self._add(total, flat, (factors / self.grid).to(flat.device))
 
     def _add(self, total: Any, flat: Any, factors: Any) -> None:
-        """Add the rows of a matrix, times their factors, truncated. The matrix is overwritten."""
+        """Add the rows of a matrix, times their factors, truncated."""
         if flat.dtype == torch.float32 and self._bits > _SINGLE:
             flat = flat.double()
-        units = flat.contiguous().mul_(factors[:, None].to(flat.dtype)).trunc_()
         exact = 1 << max((_SINGLE if flat.dtype == torch.float32 else _DOUBLE - 12) - self._bits, 0)
-        even = len(units) // exact * exact if total.numel() < _MANY else 0
-        if even:
-            total += units[:even].unflatten(0, (-1, exact)).sum(dim=1).double().sum(dim=0)
-        for first in range(even, len(units), exact):
-            total += units[first : first + exact].sum(dim=0)
+        factors = factors[:, None].to(flat.dtype)
+        if total.numel() < _MANY:
+            units = _truncated(flat * factors)
+            even = len(units) // exact * exact
+            if even:
+                total += units[:even].unflatten(0, (-1, exact)).sum(dim=1).double().sum(dim=0)
+            total += units[even:].sum(dim=0)
+            return
+        for first in range(0, len(flat), exact):
+            total += _truncated(flat[first : first + exact] * factors[first : first + exact]).sum(dim=0)
+
+
+def _truncated(values: Any) -> Any:
+    """Integers, in place. Several times as fast as torch's `trunc` on a CPU, and as exact."""
+    return values.sub_(values.frac())
