@@ -20,7 +20,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import dpmf
-from dpmf.formatting import given, upper
+from dpmf.formatting import upper
 from dpmf.training.jax import make_private
 
 RECORDS, HIDDEN = 1500, 64
@@ -66,7 +66,6 @@ def main() -> None:
         target_epsilon=words.epsilon,
         target_delta=words.delta,
         accountant=words.accountant,
-        expected_batch_size=75,
     )
     print(f"{mechanism.name}: σ = {upper(private.noise_multiplier, 4)}, batches of {private.max_batch_size} rows")
     gradient = private.gradient(loss)
@@ -93,8 +92,8 @@ def main() -> None:
                 weights, state = private.load(Path(place) / "run.dpmf", (weights, state))
             weights, state = some(weights, state)
     right = np.mean(np.argmax(scores(weights, images[RECORDS:]), axis=1) == labels[RECORDS:])
-    spent = upper(private.get_epsilon(words.delta), 3)
-    print(f"({spent}, {given(words.delta)})-DP, test accuracy {100 * right:.1f} %")
+    print(f"test accuracy {100 * right:.1f} %")
+    print(private.statement())
 
 
 if __name__ == "__main__":
