@@ -76,7 +76,6 @@ def network():
 def train(arguments: argparse.Namespace) -> None:
     import cifar10_data
     import torch
-    from opacus.utils.batch_memory_manager import BatchMemoryManager
     from torch.utils.data import TensorDataset
 
     from dpmf.training import make_private
@@ -100,23 +99,20 @@ def train(arguments: argparse.Namespace) -> None:
     print(f"{private.mechanism}: noise multiplier {upper(private.noise_multiplier)}", flush=True)
     if arguments.checkpoint is not None and arguments.checkpoint.exists():
         private.load(arguments.checkpoint)
-        print(f"going on from iteration {private.noise.step}", flush=True)
+        print(f"going on from iteration {private.steps_made}", flush=True)
     steps = min(private.steps_left, arguments.iterations)
-    with BatchMemoryManager(
-        data_loader=private.data_loader, max_physical_batch_size=arguments.physical_batch, optimizer=private.optimizer
-    ) as loader:
-        end = private.noise.step + steps
-        while private.noise.step < end:
-            for images, labels in loader:
-                private.optimizer.zero_grad()
-                output = private.model(images.to(device))
-                torch.nn.functional.cross_entropy(output, labels.to(device)).backward()
-                private.optimizer.step()
-                if private.noise.step == end:
-                    break
-            if arguments.checkpoint is not None:
-                private.save(arguments.checkpoint)
-            print(f"iteration {private.noise.step}", flush=True)
+    end = private.steps_made + steps
+    while private.steps_made < end:
+        for images, labels in private.in_parts(arguments.physical_batch):
+            private.optimizer.zero_grad()
+            output = private.model(images.to(device))
+            torch.nn.functional.cross_entropy(output, labels.to(device)).backward()
+            private.optimizer.step()
+            if private.steps_made == end:
+                break
+        if arguments.checkpoint is not None:
+            private.save(arguments.checkpoint)
+        print(f"iteration {private.steps_made}", flush=True)
     with torch.no_grad():
         right = sum(
             int((private.model(part.to(device)).argmax(1).cpu() == truth).sum())

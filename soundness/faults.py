@@ -137,7 +137,7 @@ def train(place: Path) -> None:
 
     while run.steps_left:
         for (x,) in run.data_loader:
-            step = run.step
+            step = run.steps_made
             run.optimizer.zero_grad()
             run.model(x).square().mean().backward()
             run.optimizer.step()

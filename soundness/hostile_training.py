@@ -129,14 +129,7 @@ class Loop:
         self._batches = None
 
     def split(self, rng: Rng) -> None:
-        from opacus.utils.batch_memory_manager import BatchMemoryManager
-
-        run = self.run
-        largest = int(rng.integers(1, 4))
-        manager = BatchMemoryManager(
-            data_loader=run.data_loader, max_physical_batch_size=largest, optimizer=run.optimizer
-        )
-        self._loader = manager.__enter__()
+        self._loader = self.run.in_parts(int(rng.integers(1, 4)))
         if rng.random() < 0.5:
             self._batches = None
 
@@ -154,7 +147,7 @@ class Loop:
             allow = bool(rng.random() < 0.15)
             run.load(path, allow_second_continuation=allow)
             if allow:  # nothing of the first continuation is shown to anybody
-                self.released = {t: bits for t, bits in self.released.items() if t < run.step}
+                self.released = {t: bits for t, bits in self.released.items() if t < run.steps_made}
             self._use(run)
 
     def an_older_object(self, rng: Rng) -> None:
