@@ -2,13 +2,13 @@
 
     sampling = batch_selection.BallsInBinsSampling(iterations=1000, cycle_length=100)
     sigma = calibrate(coef, sampling, target_epsilon=2.0, target_delta=1e-5).noise_multiplier
-    privatizer = dpmf.training.jax.privatizer(
-        mechanism(coef, sampling), noise_multiplier=sigma, l2_sensitivity=l2_clip_norm
+    private = dpmf.training.jax.make_private(
+        mechanism(coef, sampling), records=n, clip_norm=l2_clip_norm, noise_multiplier=sigma, max_batch_size=B
     )
 
 jax-privacy's own privatizers draw `jax.random.normal`, which ends at 5.42 standard deviations in single precision and
 sooner in lower ones, so that an output beyond proves that a record is there. No σ makes up for that: the guarantees
-here are those of normals whose tails are followed, as those of `dpmf.training.jax.privatizer` are.
+here are those of normals whose tails are followed, as those of `dpmf.training.jax` are.
 
 jax-privacy uses σ in two senses. The `stddev` of a privatizer over the clipping norm and the noise multiplier of
 `experimental.monte_carlo` belong to the strategy as given, like dpmf's. The noise multiplier of
