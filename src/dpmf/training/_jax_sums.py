@@ -110,7 +110,7 @@ def exact_sums(gradients: Any, real: Any, grid: Grid) -> Any:
 
     last = jnp.max(jnp.where(mask.any(0), jnp.arange(1, mask.shape[1] + 1), 0))
     sums = jax.lax.fori_loop(0, last, part, begun)
-    return jax.tree.map(lambda _, words: jnp.stack([word.sum(0) for word in words]), gradients, sums)
+    return jax.tree.map(lambda _, words: jnp.stack([word.sum(0, dtype=jnp.int32) for word in words]), gradients, sums)
 
 
 def _words(whole: Any) -> tuple[Any, Any]:

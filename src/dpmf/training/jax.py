@@ -436,6 +436,7 @@ def make_private(
     sigma, calibration, proved = noise_for(
         mechanism, target_epsilon, target_delta, noise_multiplier, accountant, cut=sampler.cut, ways=len(stops) + 1
     )
-    given = "float64" if dtype is not None and np.dtype(dtype) == np.float64 else "float32"
-    run = sampler.run(mechanism, sigma, clip, precision=given, stops=stops)
+    fine = dtype is not None and np.dtype(dtype) == np.float64
+    precision_ = "float32, with noise in float64" if fine else "float32"
+    run = sampler.run(mechanism, sigma, clip, precision=precision_, stops=stops)
     return Private(sampler, Guarantee(run, accountant, calibration, proved), dtype)
