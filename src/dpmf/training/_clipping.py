@@ -20,7 +20,8 @@ _UNDERFLOW = 2.0**-126  # by so much the square of a number may be too small; fa
 _BITS = 20  # of a clipped gradient in units of the grid, unless there are very many records
 _SINGLE, _DOUBLE = 24, 53  # bits up to which integers are exact
 _CHANGE = 0.01  # of the noise, which the grid may change at most
-_MANY = 1 << 16  # parameters with more elements are added up a few records at a time, which needs less memory
+# Parameters with so many elements are added up a few records at a time: less memory, but more launches on a GPU.
+_MANY, _MANY_ON_GPU = 1 << 12, 1 << 20
 
 
 def clip_factors(samples: Sequence[Any], clip: float) -> Any:
@@ -77,6 +78,13 @@ class ExactSum:
         self.totals = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in parameters]
         self.lost = False
 
+    def restart(self) -> ExactSum:
+        """Begin another sum in the same memory."""
+        for total in self.totals:
+            total.zero_()
+        self.lost = False
+        return self
+
     def add(self, samples: Sequence[Any]) -> None:
         """Clip and add the gradients of some records (or users), in any precision."""
         with torch.no_grad(), torch.autocast(samples[0].device.type, enabled=False):
@@ -97,17 +105,18 @@ class ExactSum:
             flat = flat.double()
         exact = 1 << max((_SINGLE if flat.dtype == torch.float32 else _DOUBLE - 12) - self._bits, 0)
         factors = factors[:, None].to(flat.dtype)
-        if total.numel() < _MANY:
-            units = _truncated(flat * factors)
+        if total.numel() < (_MANY if total.device.type == "cpu" else _MANY_ON_GPU):
+            units = flat * factors
+            units -= units.frac()
             even = len(units) // exact * exact
             if even:
                 total += units[:even].unflatten(0, (-1, exact)).sum(dim=1).double().sum(dim=0)
             total += units[even:].sum(dim=0)
             return
+        # Memory that is used again and again: to ask for it anew would take most of the time.
+        some, parts = (flat.new_empty((exact, total.numel())) for _ in (0, 1))
         for first in range(0, len(flat), exact):
-            total += _truncated(flat[first : first + exact] * factors[first : first + exact]).sum(dim=0)
-
-
-def _truncated(values: Any) -> Any:
-    """Integers, in place. Several times as fast as torch's `trunc` on a CPU, and as exact."""
-    return values.sub_(values.frac())
+            rows = flat[first : first + exact]
+            units = torch.mul(rows, factors[first : first + exact], out=some[: len(rows)])
+            units -= torch.frac(units, out=parts[: len(rows)])  # several times as fast as torch's trunc on a CPU
+            total += units.sum(dim=0)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -47,6 +48,7 @@ from dpmf.training.sampler import BatchSampler
 __all__ = ["Batch", "Private", "State", "make_private"]
 
 _PURPOSES = ("noise", "bins", "groups", "loss")  # each has a key of its own
+_AT_ONCE = 2**28  # elements of the gradients of records that are in memory together
 _SMALL_SHARE = 2.0**-10  # of δ, for batches whose size is chosen here
 
 
@@ -243,7 +245,7 @@ class Private:
         zero. All batches have one shape, so that a record does not change how those of others are computed, up to what
         docs/theory/floating-point.md names as an assumption.
         """
-        jax = self._jax
+        jax, numpy = self._jax, self._jax.numpy
         needed = [one for one in inspect.signature(loss).parameters.values() if one.default is one.empty]
         draws = len([one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]) == 3
 
@@ -254,23 +256,33 @@ class Private:
             if self._units is None:
                 return of_record(parameters, record, words)
             losses = jax.vmap(of_record, (None, 0, 0))(parameters, record, words)
-            return jax.numpy.where(real, losses, 0).sum() / jax.numpy.maximum(real.sum(), 1)
+            return numpy.where(real, losses, 0).sum() / numpy.maximum(real.sum(), 1)
 
         def gradient(parameters: Any, data: Any, batch: Batch) -> Any:
             jax.tree.map(precision, parameters)  # others are refused
             for array in jax.tree.leaves(data):
-                if (shape := jax.numpy.shape(array))[:1] != (self._records,):
+                if (shape := numpy.shape(array))[:1] != (self._records,):
                     raise ArgumentError(
                         "data", f"must have a row for each of the {self._records} records in every array, got {shape}"
                     )
-            more = -len(batch.indices) % parts(len(batch.indices))  # so many rows of nobody
-            indices, real = (
-                jax.numpy.pad(x, ((0, more), *((0, 0),) * (x.ndim - 1))) for x in (batch.indices, batch.real)
-            )
-            words = jax.vmap(jax.random.fold_in, (None, 0))(batch.key, indices.ravel()).reshape(*indices.shape, 2)
-            records = jax.tree.map(lambda array: jax.numpy.asarray(array)[indices], data)
-            gradients = jax.vmap(jax.grad(one), (None, 0, 0, 0))(parameters, records, real, words)
-            return exact_sums(gradients, real if self._units is None else real.any(axis=1), self._grid)
+            sizes = [math.prod(numpy.shape(leaf)) for leaf in jax.tree.leaves(parameters)]
+            rounds = min(-(-len(batch.indices) * sum(sizes) // _AT_ONCE), len(batch.indices))
+            each = -(-len(batch.indices) // rounds)
+            each += -each % parts(each)
+            more = rounds * each - len(batch.indices)  # so many rows of nobody
+            indices, real = (numpy.pad(x, ((0, more), *((0, 0),) * (x.ndim - 1))) for x in (batch.indices, batch.real))
+
+            def some(j: Any) -> Any:
+                chosen, there = (x.reshape(each, rounds, *x.shape[1:])[:, j] for x in (indices, real))
+                words = jax.vmap(jax.random.fold_in, (None, 0))(batch.key, chosen.ravel()).reshape(*chosen.shape, 2)
+                records = jax.tree.map(lambda array: numpy.asarray(array)[chosen], data)
+                gradients = jax.vmap(jax.grad(one), (None, 0, 0, 0))(parameters, records, there, words)
+                return exact_sums(gradients, there if self._units is None else there.any(axis=1), self._grid)
+
+            if rounds == 1:
+                return some(0)
+            none = jax.tree.map(lambda leaf: numpy.zeros((2, *numpy.shape(leaf)), numpy.int32), parameters)
+            return jax.lax.fori_loop(0, rounds, lambda j, sums: jax.tree.map(numpy.add, sums, some(j)), none)
 
         return gradient
 

@@ -81,6 +81,7 @@ class Step:
         self._part: Part | None = None  # what was delivered last
         self._before = self._within = 0  # rows of the batch that were added: of earlier parts, and of this one
         self.summed: ExactSum | None = None  # what has been added of the batch, without noise
+        self._sum: ExactSum | None = None  # the memory of it
         self.begun = 0  # iterations over the batches
 
     @property
@@ -176,9 +177,7 @@ class Step:
             self.agree(problem)
         start = self._before + self._within
         rows = self.rows[start : start + count]
-        if self.summed is None:
-            self.summed = ExactSum(self.run, self._parameters)
-        self.summed.add(self._units(samples, rows[rows >= 0]))  # rows that fill up the batch are the last ones
+        self._begin_sum().add(self._units(samples, rows[rows >= 0]))  # rows that fill up the batch are the last ones
         self._within += count
 
     def _units(self, samples: Sequence[Any], records: Any) -> list[Any]:
@@ -196,6 +195,12 @@ class Step:
             found.append(total / count.reshape(-1, *(1,) * (wide.dim() - 1)))
         return found
 
+    def _begin_sum(self) -> ExactSum:
+        if self.summed is None:
+            self._sum = ExactSum(self.run, self._parameters) if self._sum is None else self._sum.restart()
+            self.summed = self._sum
+        return self.summed
+
     def agree(self, problem: str | None) -> None:
         """Raise `TrainingError` if this rank or any other has a problem, or if the ranks are at different steps."""
         if self.world > 1:
@@ -211,9 +216,12 @@ class Step:
             raise TrainingError(problem)
 
     def release(self) -> list[Any]:
-        """The sum of the batch with its noise, flat and in float64, for every parameter. The step is made with that."""
+        """The sum of the batch with its noise, flat and in float64, for every parameter. The step is made with that.
+
+        The arrays are used again by the next batch.
+        """
         self.agree(self._refusal())
-        summed = self.summed or ExactSum(self.run, self._parameters)  # an empty batch has noise alone
+        summed = self._begin_sum()  # of an empty batch nothing may have been added
         totals, unit = summed.totals, summed.grid
         if self.world > 1:
             with lost_ranks():

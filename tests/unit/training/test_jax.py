@@ -418,6 +418,14 @@ def test_parameters_in_half_precision(name: str) -> None:
     np.testing.assert_allclose(np.asarray(released, np.float32), exact, rtol=2.0**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("at_once", [1, RECORDS, 100, 250])
+def test_large_batches_take_several_rounds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are public, and sums are exact, so that the bits are the same."""
+    monkeypatch.setattr(training, "_AT_ONCE", at_once)
+    for step, sums in enumerate(Run(begin()).train(2).sums):
+        np.testing.assert_array_equal(sums, whole("reshuffled").sums[step])
+
+
 def test_no_gradient_is_computed_twice() -> None:
     """Norms and products would be of different numbers, where one of two fused operations is rounded otherwise."""
     private, weights = begin(), jnp.ones((8, 3))
