@@ -48,7 +48,7 @@ from dpmf.training.sampler import BatchSampler
 __all__ = ["Batch", "Private", "State", "make_private"]
 
 _PURPOSES = ("noise", "bins", "groups", "loss")  # each has a key of its own
-_AT_ONCE = 2**28  # elements of the gradients of records that are in memory together
+_AT_ONCE = 2**26  # elements of the gradients of records that are in memory together, a quarter of a gibibyte
 _SMALL_SHARE = 2.0**-10  # of δ, for batches whose size is chosen here
 
 
