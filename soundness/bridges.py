@@ -20,6 +20,7 @@ import dpmf
 from dpmf.accountants import Accountant, Best, Gaussian, Lattice, Renyi
 from dpmf.accountants.protocol import DIRECTIONS
 from dpmf.batching import Poisson
+from dpmf.run import Run
 from soundness import batchings, hostile_bridge
 from soundness.cases import Finding, guarded
 from soundness.problems import Array, Problem
@@ -115,16 +116,15 @@ def dp_accounting(problem: Problem, rng: Rng) -> Iterator[Finding]:
 
 
 def opacus(problem: Problem, rng: Rng) -> Iterator[Finding]:
-    """The accountant that Opacus asks, after some of the steps: the truth is about the whole run, stopped or not."""
-    from dpmf.training._accountant import MatrixMechanismAccountant
+    """What a training run says of itself, after some of the steps: the truth is about the whole run, stopped or not."""
+    from dpmf.training._target import Guarantee
 
     batching, sigma = problem.mechanism.batching, problem.noise_multiplier
     seen = batchings.means(problem.mechanism) / sigma
-    asked = MatrixMechanismAccountant(problem.mechanism, _accountant(problem, rng))
-    for _ in range(int(rng.integers(1, min(batching.epochs * batching.batches_per_epoch, batching.iterations) + 1))):
-        asked.step(noise_multiplier=sigma, sample_rate=1 / batching.batches_per_epoch)
+    asked = Guarantee(Run(problem.mechanism, sigma), _accountant(problem, rng), None, None)
+    made = int(rng.integers(1, batching.steps + 1))
     for delta in (problem.delta, math.sqrt(problem.delta)):
-        yield at_epsilon("Opacus", "epsilon", seen @ seen.T, delta, lambda d=delta: asked.get_epsilon(d), rng)
+        yield at_epsilon("Opacus", "epsilon", seen @ seen.T, delta, lambda d=delta: asked.epsilon(d, made), rng)
 
 
 def jax_privacy(problem: Problem, rng: Rng) -> Iterator[Finding]:
