@@ -236,7 +236,7 @@ class Private:
           A function that can be compiled; `data` is a tree of arrays with one row for each of the rows of the run. Its
           result has two integers for every element of the parameters.
 
-        **Formal guarantees.** Gradients are widened to single precision. One record (or user) contributes a vector that
+        **Formal guarantees.** Gradients are taken in single precision. One record (or user) contributes a vector that
         is at most clip_norm long, exactly, if the loss is a function of its arguments alone, and sums are exact
         (`exact_sums`). The key is a function of the run's secret key, the step and the record's number. So what the
         loss draws for the other records is the same with and without this one, and independent of noise and bins: given
