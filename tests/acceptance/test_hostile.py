@@ -53,11 +53,12 @@ def seen(target: str, count: int, words: str) -> bool:
 @pytest.mark.parametrize("careless", ["a step on any batch", "a second continuation"])
 def test_a_training_loop_that_is_not_refused_is_seen(careless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opacus")
-    from dpmf.training import _loader, journal
+    from dpmf.training import journal
+    from dpmf.training.step import Step
 
     if careless == "a step on any batch":
-        monkeypatch.setattr(_loader.Deliveries, "problem", lambda self, gradients: None)
-        monkeypatch.setattr(_loader.Deliveries, "use", lambda self: True)
+        monkeypatch.setattr(Step, "problem", lambda self, gradients, last=False: None)
+        monkeypatch.setattr(Step, "complete", True)
         expected = "not a step of the mechanism"
     else:
         monkeypatch.setattr(journal.Journal, "release", lambda self, step, digest: None)
