@@ -53,10 +53,9 @@ def on_cpu(parameters: int) -> None:
     import torch
     from opacus.optimizers import DPOptimizer
 
-    from dpmf.training._loader import Deliveries
-    from dpmf.training._optimizer import CorrelatedDPOptimizer
     from dpmf.training.noise import NoiseStream
     from dpmf.training.sampler import BatchSampler
+    from dpmf.training.step import Part, Step
 
     options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 1}
     layers = [torch.nn.Parameter(torch.zeros(500, parameters // 1000)) for _ in range(2)]
@@ -72,16 +71,24 @@ def on_cpu(parameters: int) -> None:
 
         return timed
 
+    def release(one: Step) -> Callable[[], float]:
+        def timed() -> float:
+            rows = one.rows
+            one.begin(Part(one.t, int(rows[0]) if len(rows) else -1, len(rows)))
+            one.add([p.new_zeros((len(rows), *p.shape)) for p in layers])
+            start = time.process_time()
+            one.finish(one.release(), lambda: None)
+            return time.process_time() - start
+
+        return timed
+
     steps = {"Opacus": step(DPOptimizer(torch.optim.SGD(layers, lr=0.1), **options))}
     memory = {"Opacus": 0.0}
     for name, strategy, how in ROWS:
         mechanism = Mechanism(strategy, BallsInBins(10, 10))
         noise = NoiseStream(mechanism, [tuple(p.shape) for p in layers], backend="torch", seed=1, **how)
-        deliveries = Deliveries(BatchSampler(100, mechanism, seed=1), lambda: 0)  # only add_noise is called
-        optimizer = CorrelatedDPOptimizer(
-            torch.optim.SGD(layers, lr=0.1), noise=noise, deliveries=deliveries, **options
-        )  # fmt: skip
-        steps[name] = step(optimizer)
+        batches = BatchSampler(10, mechanism, seed=1)  # few records: only what follows is timed
+        steps[name] = release(Step(batches.run(mechanism, 1.0, 1.0), batches, noise, layers))
         memory[name] = noise.state_bytes / (4 * parameters)
     for timed in steps.values():  # memory is taken in the first step
         timed()

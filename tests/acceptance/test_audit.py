@@ -334,7 +334,7 @@ def _divide_by_actual(run: PrivateTraining) -> None:
 
     def wrong(released: list[Any], follow: Callable[[], Any]) -> Any:
         size = max(len(run.sampler.batch(run.steps_made - 1)), 1)
-        return finish([total * (RECORDS / BINS / size) for total in released], follow)
+        return finish([gradient * (RECORDS / BINS / size) for gradient in released], follow)
 
     run.current.finish = wrong
 

@@ -320,6 +320,13 @@ def combine(z: np.ndarray, kept: np.ndarray, first: int, step: int, weights: np.
 
 
 @njit(cache=True, error_model="numpy")
+def add_scaled(total: np.ndarray, z: np.ndarray, scale: float, factor: float, out: np.ndarray) -> None:
+    """Write (total + scale·z)·factor, computed in double precision, to `out` in its precision."""
+    for i in range(len(z)):
+        out[i] = (total[i] + np.float64(z[i]) * scale) * factor
+
+
+@njit(cache=True, error_model="numpy")
 def drain(z: np.ndarray, kept: np.ndarray, first: int, decay: np.ndarray, weights: np.ndarray) -> None:
     """Replace the normals z by y = z − Σᵢ weights[i]·Bᵢ, and every buffer Bᵢ by decay[i]·Bᵢ + y.
 

@@ -8,8 +8,8 @@ would not be the step that was accounted for:
 | `begin` | a part of the batch is delivered; what the model draws from here on comes from the run's key |
 | `add` | once for each part that is computed: joins the rows of a user, clips, adds exactly |
 | `agree` | any rank may refuse for all |
-| `release` | adds up the ranks, adds σ · clip · the next row of C⁻¹Z, writes to the journal; the step is made |
-| `finish` | divides by the public divisor, and lets the framework's optimizer follow the result |
+| `release` | adds the ranks and σ · clip · the next row of C⁻¹Z, divides by the public divisor; the step is made |
+| `finish` | lets the framework's optimizer follow the result |
 
 Adapters hold a `Step` and say how their framework hands over the gradients of records.
 """
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from dpmf.errors import TrainingError
+from dpmf.kernels import noise as kernels
 from dpmf.run import Run
 from dpmf.training._clipping import ExactSum
 from dpmf.training._draws import Draws
@@ -31,8 +32,6 @@ from dpmf.training.journal import Journal
 from dpmf.training.noise import NoiseStream
 from dpmf.training.sampler import BatchSampler
 from dpmf.training.sharding import lost_ranks
-
-_FINE = 2.0**16  # noise is rounded to this part of the grid of sums, so that ranks add up without rounding
 
 
 class Part(NamedTuple):
@@ -57,9 +56,8 @@ class Step:
 
     **Formal guarantees.** Step t uses every record of batch t exactly once, or `TrainingError` is raised and nothing is
     released. What a record (or user) contributes is at most `run.clip_norm` long, and sums are exact (`ExactSum`), over
-    ranks, too. Noise is rounded to multiples of a fine grid, which the grid of the sums is a multiple of: that is to
-    round the sum of both, and a function of it. The result is rounded to the precision of the parameters once, after
-    it has been divided by a public number.
+    ranks, too. Noise is added in float64: the result is a function of the sum of both in real numbers, with the same
+    bits for any number of ranks. Only then is it divided, by a public number, and rounded to the parameters' precision.
     """
 
     def __init__(
@@ -216,35 +214,56 @@ class Step:
             raise TrainingError(problem)
 
     def release(self) -> list[Any]:
-        """The sum of the batch with its noise, flat and in float64, for every parameter. The step is made with that.
+        """The gradient of the batch with its noise, for every parameter, flat and in its precision. The step is made.
 
-        The arrays are used again by the next batch.
+        The sum over records (and ranks) is exact, so that what float64 makes of it with the noise is a function of
+        their sum in real numbers. That is divided by the public divisor, and rounded to the precision of the parameter.
         """
         self.agree(self._refusal())
         summed = self._begin_sum()  # of an empty batch nothing may have been added
-        totals, unit = summed.totals, summed.grid
-        if self.world > 1:
-            with lost_ranks():
-                for total in totals:
-                    torch.distributed.all_reduce(total)
-        noisy = [total if self.world == 1 else torch.zeros_like(total) for total in totals]
-        scale = self.run.noise_multiplier * self.run.clip_norm / unit * _FINE
-        firsts = [shard.offset[0] if self.world > 1 else 0 for shard in self.noise.shards]
+        scale = self.run.noise_multiplier * self.run.clip_norm / summed.grid
+        factor = summed.grid / (self.run.divisor or 1.0)
+        add = self._add_here if self.world == 1 and summed.totals[0].device.type == "cpu" else self._add_anywhere
+        released = add(summed.totals, scale, factor)
+        self._before, self._within, self.summed = 0, 0, None
+        if self.journal.files:
+            self.journal.release(self.t - 1, digest(released))
+        return released
+
+    def _add_here(self, totals: Sequence[Any], scale: float, factor: float) -> list[Any]:
+        """Sums and noise in one pass, on a CPU."""
+        # What is neither float32 nor float64 is rounded from float64.
+        kinds = [p.dtype if p.dtype == torch.float32 else torch.float64 for p in self._parameters]
+        out = [torch.empty_like(total, dtype=kind) for total, kind in zip(totals, kinds, strict=True)]
 
         def take(array: int, start: int, piece: Any) -> None:
-            first = firsts[array] + start
-            fine = piece.to(noisy[array].device).double().mul_(scale).round_().mul_(1 / _FINE)
-            noisy[array][first : first + len(piece)] += fine
+            here = slice(start, start + len(piece))
+            kernels.add_scaled(totals[array].numpy()[here], piece.numpy(), scale, factor, out[array].numpy()[here])
 
         self.noise.feed(take)
+        return [found.to(p.dtype) for found, p in zip(out, self._parameters, strict=True)]
+
+    def _add_anywhere(self, totals: Sequence[Any], scale: float, factor: float) -> list[Any]:
+        """The same on other devices, and where every rank adds the noise of its own share of the elements."""
+        several = self.world > 1
+        noisy = [torch.zeros_like(total) for total in totals] if several else totals
+        firsts = [shard.offset[0] if several else 0 for shard in self.noise.shards]
+
+        def take(array: int, start: int, piece: Any) -> None:
+            share = slice(firsts[array] + start, firsts[array] + start + len(piece))
+            noise = piece.to(totals[array].device).double().mul_(scale)
+            noisy[array][share] = totals[array][share] + noise
+
+        self._add_ranks(totals)
+        self.noise.feed(take)
+        self._add_ranks(noisy)  # every element is that of one rank, and zero on the others
+        return [(row * factor).to(p.dtype) for row, p in zip(noisy, self._parameters, strict=True)]
+
+    def _add_ranks(self, arrays: Sequence[Any]) -> None:
         if self.world > 1:
             with lost_ranks():
-                for total, row in zip(totals, noisy, strict=True):
-                    torch.distributed.all_reduce(row)
-                    total += row
-        self._before, self._within, self.summed = 0, 0, None
-        self.journal.release(self.t - 1, digest(totals))
-        return [total.mul_(unit) for total in totals]
+                for array in arrays:
+                    torch.distributed.all_reduce(array)
 
     def _refusal(self) -> str | None:
         """Why the sum must not be released; None if it may."""
@@ -262,11 +281,12 @@ class Step:
 
         Weights that are not finite end the run: they are released anyway, so that to stop on them tells nothing more.
         """
-        for p, total in zip(self._parameters, released, strict=True):
-            p.grad = total.div_(self.run.divisor or 1.0).to(p.dtype).view_as(p)
+        for p, gradient in zip(self._parameters, released, strict=True):
+            p.grad = gradient.view_as(p)
         done = follow()
         device = self._parameters[0].device
-        if not torch.stack([p.detach().isfinite().all().to(device) for p in self._parameters]).all():
+        sums = torch.stack([p.detach().sum(dtype=torch.float32).to(device) for p in self._parameters])
+        if not sums.isfinite().all() and not all(bool(p.detach().isfinite().all()) for p in self._parameters):
             raise TrainingError(
                 f"the weights are not finite after step {self.t - 1}: training has diverged, try a smaller rate"
             )
