@@ -78,7 +78,7 @@ def _block(key, low, high, nonce: tl.constexpr, ROUNDS: tl.constexpr):  # type: 
 @triton.jit
 def _lesser(a):  # type: ignore[no-untyped-def]
     """The lesser of u and 1 − u, for the uniform variable u of a word."""
-    below = tl.where((a >> 31) == 0, a, ~a) & 0x7FFFFFFF
+    below = tl.where((a >> 31) == 0, a, a ^ 0xFFFFFFFF) & 0x7FFFFFFF
     return (below.to(tl.int32).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2⁻³²
 
 
@@ -124,7 +124,11 @@ def _normals(key, low, high, ROUNDS: tl.constexpr, ROWS: tl.constexpr):  # type:
         m = _block(key, low, high, 1, ROUNDS)
         more = _columns(m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], ROWS)
         whole = (a.to(tl.int64) << 32) | more.to(tl.int64)
-        t = tl.where(a < SMALL, (2 * whole + 1).to(tl.float32) * 2.710505431213761e-20, t)  # 2⁻⁶⁵
+        longer = (2 * whole + 1).to(tl.float32) * 2.710505431213761e-20  # 2⁻⁶⁵
+        last = _columns(m[8], m[9], m[10], m[11], m[12], m[13], m[14], m[15], ROWS)
+        deep = (whole << 32) | last.to(tl.int64)
+        longer = tl.where(whole < SMALL, (2 * deep + 1).to(tl.float32) * 6.310887241768095e-30, longer)  # 2⁻⁹⁷
+        t = tl.where(a < SMALL, longer, t)
     return _pair(a, b, t)
 
 

@@ -10,7 +10,9 @@ A tile is `LANES` blocks, which the processor computes side by side. With words 
 in double precision has `TILE` = 8·LANES normals: g·LANES + i and (4 + g)·LANES + i come from w₄g ... w₄g₊₃, for
 g = 0 ... 3. One in single precision has `SINGLE_TILE` = 16·LANES: g·LANES + i and (8 + g)·LANES + i come from w₂g and
 w₂g₊₁, for g = 0 ... 7. The first word is the uniform variable behind the radius; where it is below 2¹⁶, word g of a
-second block (nonce 1 instead of 0) gives it 32 further bits, so that the tail is as fine as the rest.
+second block (nonce 1 instead of 0) gives it 32 further bits, so that the tail is as fine as the rest, and word 8 + g
+gives it 32 more where these 64 are below 2¹⁶, too. In double precision all 64 bits of two words are used where the
+first is below 2¹⁶, and word g of a second block likewise. Numbers end at 11.59 standard deviations.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import math
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload
+
+REACH = 11.59  # the largest normal, rounded down
 
 LANES = 64
 TILE, SINGLE_TILE = 8 * LANES, 16 * LANES
@@ -148,13 +152,9 @@ def chacha_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, nonce: i
 
 @njit(cache=True, error_model="numpy")
 def _box_muller(words: np.ndarray, u: np.ndarray, bits: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
-    """Turn four words of every lane into two normals. `bits` is the memory of `u`, seen as integers."""
-    a, b = words[:LANES], words[LANES : 2 * LANES]
+    """Turn the last two of four words of every lane and u into two normals. `bits` is the memory of `u` as integers."""
     c, d = words[2 * LANES : 3 * LANES], words[3 * LANES :]
     exponent = np.empty(LANES, np.int64)
-    for i in range(LANES):
-        word = (np.int64(a[i]) << 21) | (np.int64(b[i]) >> 11)
-        u[i] = (np.float64(word) + 0.5) * 2.0**-53
     for i in range(LANES):
         # u = (1 + f)·2^k with 1 + f in [√½, √2); then log(1 + f) by the series of atanh(f/(2 + f)), as in fdlibm.
         shifted = bits[i] + (0x3FF0000000000000 - 0x3FE6A09E667F3BCD)
@@ -240,7 +240,20 @@ def _single_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, drawn: 
                 if a[i] < _U(SMALL):
                     whole = (np.int64(a[i]) << 32) | np.int64(more[g * LANES + i])
                     t[i] = _F(2 * whole + 1) * _F(2.0**-65)
+                    if whole < SMALL:
+                        whole = (whole << 32) | np.int64(more[(8 + g) * LANES + i])
+                        t[i] = _F(2 * whole + 1) * _F(2.0**-97)
         _single_pair(a, b, t, drawn[g * LANES : (g + 1) * LANES], drawn[(8 + g) * LANES : (9 + g) * LANES])
+
+
+@njit(cache=True, error_model="numpy")
+def _continued(key: np.ndarray, rounds: int, tile: int, whole: int, word: int, lane: int) -> float:
+    """The uniform variable of 64 bits, with 32 more where they are below 2¹⁶: a word of the block with nonce 1."""
+    if whole >= SMALL:
+        return np.float64(2 * whole + 1) * 2.0**-65
+    more = np.empty(16 * LANES, np.uint32)
+    chacha_tile(key, rounds, tile, more, 1)
+    return np.float64(2 * ((whole << 32) | np.int64(more[word * LANES + lane])) + 1) * 2.0**-97
 
 
 @njit(cache=True, error_model="numpy")
@@ -250,6 +263,16 @@ def _double_tile(key: np.ndarray, rounds: int, tile: int, x: np.ndarray, drawn: 
     u = np.empty(LANES, np.float64)
     bits = u.view(np.int64)
     for g in range(4):
+        a, b = x[4 * g * LANES : (4 * g + 1) * LANES], x[(4 * g + 1) * LANES : (4 * g + 2) * LANES]
+        least = _U(0xFFFFFFFF)
+        for i in range(LANES):
+            word = (np.int64(a[i]) << 21) | (np.int64(b[i]) >> 11)
+            u[i] = (np.float64(word) + 0.5) * 2.0**-53
+            least = min(least, a[i])
+        if least < _U(SMALL):
+            for i in range(LANES):
+                if a[i] < _U(SMALL):
+                    u[i] = _continued(key, rounds, tile, np.int64(a[i]) << 32 | np.int64(b[i]), g, i)
         _box_muller(
             x[4 * g * LANES : 4 * (g + 1) * LANES], u, bits,
             drawn[g * LANES : (g + 1) * LANES], drawn[(4 + g) * LANES : (5 + g) * LANES],

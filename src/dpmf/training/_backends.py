@@ -25,6 +25,7 @@ class Backend(Protocol):
     """Flat arrays of one dtype, processed `chunk` elements at a time; what is kept has one row per copy."""
 
     chunk: int
+    reach: float  # how many standard deviations the largest normal has
     fused: bool  # False; `_gpu.TritonBackend`, where it is True, has `add_row` in place of most of what follows
 
     def kept(self, copies: int, size: int) -> Any: ...
@@ -43,7 +44,7 @@ class Backend(Protocol):
 class CpuBackend:
     """numpy arrays and compiled loops. torch sees the same memory, or is handed copies on another device."""
 
-    fused = False
+    fused, reach = False, kernels.REACH
 
     def __init__(self, dtype: str, as_given: Callable[[Any], Any] = lambda x: x):
         self.chunk = CHUNK

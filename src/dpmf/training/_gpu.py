@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpmf.kernels import gpu_noise as kernels
-from dpmf.kernels.noise import LANES, SINGLE_TILE
+from dpmf.kernels.noise import LANES, REACH, SINGLE_TILE
 from dpmf.strategies.streaming import Plan
 from dpmf.training._shards import Shard
 from dpmf.training._sources import NOISE, Source
@@ -34,7 +34,7 @@ def rows_at_once(plan: Plan) -> int:
 class TritonBackend:
     """A GPU, in single precision."""
 
-    fused = True
+    fused, reach = True, REACH
 
     def __init__(self, device: Any):
         import torch

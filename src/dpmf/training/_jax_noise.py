@@ -17,6 +17,7 @@ from dpmf.training._schedule import Schedule
 
 # With r = √(−2 log p), a normal exceeds r − (a polynomial in r over another) with probability p: off by 8·10⁻⁸ at most
 # for r between √(2 log 2) and 9.5, and by 3·10⁻⁶ to 11.6. The highest power comes first.
+REACH = 11.3  # the largest normal, rounded down
 _NUMERATOR = (0.06654275121, 2.144831243, 8.480465815, 3.181411103)
 _DENOMINATOR = (0.01051224005, 0.5679909578, 4.080779008, 5.262094570, 1.0)
 GENERATOR = "normals of 96 bits, on a grid"  # checkpoints name it

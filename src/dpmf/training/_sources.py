@@ -58,9 +58,9 @@ class Source(ABC):
           out: one number for every element.
 
         **Formal guarantees.** Numbers come from ChaCha with a 256-bit key. In double precision they are those of
-        Box-Muller with two 53-bit uniforms, up to a relative error of about 10⁻¹⁵; none is beyond 8.7 standard
-        deviations (the mass there is 4·10⁻¹⁸). In single precision the uniforms have 32 bits, 64 where the one behind
-        the radius is below 2⁻¹⁶, and the relative error is at most 10⁻⁶; none is beyond 9.5 standard deviations. Were
+        Box-Muller with two 53-bit uniforms, up to a relative error of about 10⁻¹⁵. In single precision the uniforms
+        have 32 bits, and the relative error is at most 10⁻⁶. The one behind the radius has 64 bits where it is below
+        2⁻¹⁶, and 96 where it is below 2⁻⁴⁸, so that tails are followed to 11.59 standard deviations. Were
         the missing bits drawn as well, so that the numbers were exactly normal, no number would move by more than
         3·10⁻⁶, except where the radius is below 10⁻⁴ (5·10⁻⁹ of all pairs), and there by less than 10⁻⁴.
         """

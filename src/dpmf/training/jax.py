@@ -36,11 +36,12 @@ from dpmf.mechanism import Mechanism, strategy_digest
 from dpmf.paper import Statement
 from dpmf.run import checked_stops
 from dpmf.training import checkpoint
-from dpmf.training._jax_noise import GENERATOR, Rows, installed, precision
+from dpmf.training._jax_noise import GENERATOR, REACH, Rows, installed, precision
 from dpmf.training._jax_sums import Grid, exact_sums, parts, with_noise
 from dpmf.training._jax_trees import packed, unpacked
 from dpmf.training._schedule import Schedule
 from dpmf.training._sources import new_key
+from dpmf.training._tails import check_reach
 from dpmf.training._target import Guarantee, noise_for
 from dpmf.training.journal import Journal
 from dpmf.training.sampler import BatchSampler
@@ -451,4 +452,6 @@ def make_private(
     fine = dtype is not None and np.dtype(dtype) == np.float64
     precision_ = "float32, with noise in float64" if fine else "float32"
     run = sampler.run(mechanism, sigma, clip, precision=precision_, stops=stops)
-    return Private(sampler, Guarantee(run, accountant, calibration, proved), dtype)
+    private = Private(sampler, Guarantee(run, accountant, calibration, proved), dtype)
+    check_reach(mechanism, sigma, REACH, 2.0**40)  # parameters, of which any model has fewer
+    return private

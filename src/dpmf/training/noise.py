@@ -27,8 +27,8 @@ from dpmf.training._shards import Shard
 from dpmf.training._sources import SOURCES, make_source
 
 # What a state holds, and the noise of a key. Formats 1 and 2 drew normals from numpy's SFC64. Format 3 drew from ChaCha
-# in double precision; since format 4 single-precision normals have a transform of their own.
-FORMAT = 4
+# in double precision; in format 4 single-precision normals got a transform of their own, in format 5 longer tails.
+FORMAT = 5
 
 # Called with (array, first element, piece of the row). The piece is overwritten later, so it must be used at once.
 Consumer = Callable[[int, int, Any], None]
@@ -109,6 +109,11 @@ class NoiseStream:
     def step(self) -> int:
         """The step whose noise comes next, which is also the number of steps made so far."""
         return self._step
+
+    @property
+    def reach(self) -> float:
+        """Where the normals end that rows are made from, in standard deviations."""
+        return float(self._backend.reach)
 
     @property
     def state_bytes(self) -> int:

@@ -17,6 +17,7 @@ from dpmf.mechanism import Mechanism
 from dpmf.run import Run, checked_stops
 from dpmf.training import checkpoint, sharding
 from dpmf.training._sources import new_key
+from dpmf.training._tails import check_reach
 from dpmf.training._target import Guarantee, noise_for
 from dpmf.training.journal import Journal
 from dpmf.training.levels import noise_levels
@@ -430,6 +431,7 @@ def make_private(
         mechanism, shapes, shards=sharding.even_shares(shapes, rank, world) if world > 1 else None, seed=key,
         source=source, dtype=noise_dtype, backend="torch", device=trained[0].device,
     )  # fmt: skip
+    check_reach(mechanism, sigma, noise.reach, sum(p.numel() for p in trained))
     if world > 1:
         sharding.check_ranks(noise)
     step = Step(run, sampler, noise, trained, rank=rank, world=world, stops=on_nonfinite == "stop")

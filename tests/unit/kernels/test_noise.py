@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
+import scipy.stats
 
-from dpmf.kernels.noise import LANES, SINGLE_TILE, SMALL, TILE, _single_pair, chacha_tile, combine, drain, normals
+from dpmf.kernels import noise
+from dpmf.kernels.noise import (
+    LANES,
+    REACH,
+    SINGLE_TILE,
+    SMALL,
+    TILE,
+    _single_pair,
+    chacha_tile,
+    combine,
+    drain,
+    normals,
+)
 
 MASK = 0xFFFFFFFF
 
@@ -59,6 +75,7 @@ def slow_normals(key: list[int], rounds: int, tile: int) -> np.ndarray:
     for g in range(4):
         a, b, c, d = w[4 * g : 4 * g + 4]
         uniform = (((a << np.uint64(32) | b) >> np.uint64(11)).astype(float) + 0.5) / 2**53
+        uniform = np.where(a < SMALL, ((a << np.uint64(32) | b).astype(float) + 0.5) / 2.0**64, uniform)
         turns = ((((c & np.uint64(2**30 - 1)) << np.uint64(32) | d) >> np.uint64(9)).astype(float) + 0.5) / 2**53 - 0.5
         angle = np.pi / 2 * (turns + (c >> np.uint64(30)).astype(float))
         radius = np.sqrt(-2 * np.log(uniform))
@@ -167,3 +184,82 @@ def test_drain() -> None:
     assert np.array_equal(z, expected)
     old[:, first : first + size] = decay[:, None] * old[:, first : first + size] + expected
     assert np.array_equal(kept, old)
+
+
+# Tails: the uniform variable behind the radius has 32 bits, 64 below 2⁻¹⁶, and 96 below 2⁻⁴⁸. Blocks that are that
+# extreme cannot be waited for, so the words are given.
+
+
+def with_words(first: list[int], second: list[int], dtype: type, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The normals of one tile whose first blocks have these words, and whose second ones (nonce 1) have those."""
+
+    def given(key: Any, rounds: int, tile: int, x: np.ndarray, nonce: int = 0) -> None:
+        x[:] = np.repeat(np.array(second if nonce else first, np.uint32), LANES)
+
+    monkeypatch.setattr(noise, "chacha_tile", given)
+    monkeypatch.setattr(noise, "_continued", getattr(noise._continued, "py_func", noise._continued))
+    out = np.empty(SINGLE_TILE if dtype == np.float32 else TILE, dtype)
+    draw = noise._single_tile if dtype == np.float32 else noise._double_tile
+    draw.py_func(np.zeros(8, np.uint32), 8, 0, np.empty(16 * LANES, np.uint32), out)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_extremes_of_the_generator(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All words zero, all ones, and the edges at which more bits are drawn: finite, and those of the normal."""
+    zeros, ones = [0] * 16, [MASK] * 16
+    largest = np.abs(with_words(zeros, zeros, dtype, monkeypatch)).max()
+    assert REACH <= math.sqrt(2 * 97 * math.log(2)) < REACH + 0.01
+    assert largest == pytest.approx(math.sqrt(2 * 97 * math.log(2)) * math.cos(math.pi / 4), rel=1e-5)  # at 45 degrees
+    assert np.isfinite(with_words(ones, ones, dtype, monkeypatch)).all()
+    # The radius, from both normals of a pair, for words at the edges.
+    half = SINGLE_TILE // 2 if dtype == np.float32 else TILE // 2
+    pairs = 2 if dtype == np.float32 else 4  # words for a pair
+    for a, more, deep in (
+        (0, 0, 0), (0, 0, 7), (0, SMALL - 1, 5), (0, SMALL, 5), (0, MASK, 1), (1, 3, 0), (SMALL - 1, MASK, 0),
+        (SMALL, 0, 0), (MASK, 0, 0),
+    ):  # fmt: skip
+        first, second = [0] * 16, [0] * 16
+        for g in range(16 // pairs):
+            first[pairs * g] = a
+            if dtype == np.float32:
+                second[g], second[8 + g] = more, deep
+            else:
+                first[pairs * g + 1], second[g] = more, deep
+        found = with_words(first, second, dtype, monkeypatch)
+        radius = np.hypot(found[:half].astype(float), found[half:].astype(float))
+        whole = a << 32 | more
+        if a >= SMALL:
+            uniform = (a + 0.5) / 2**32 if dtype == np.float32 else ((whole >> 11) + 0.5) / 2**53
+        elif whole >= SMALL:
+            uniform = (whole + 0.5) / 2**64
+        else:
+            uniform = ((whole << 32 | deep) + 0.5) / 2**96
+        expected = math.sqrt(-2 * math.log(uniform)) if uniform < 0.9 else math.sqrt(-2 * math.log1p(uniform - 1))
+        np.testing.assert_allclose(radius, expected, rtol=1e-6 if dtype == np.float32 else 1e-9)
+
+
+def test_tails_are_those_of_the_normal_given_extreme_bits() -> None:
+    """Radii whose first 32 + k bits are zero are Rayleigh given that they are beyond a bound: counted beyond it."""
+    rng = np.random.default_rng(5)
+    count = 200_000
+    for leading, beyond in ((8, 4.0), (16, 5.0), (20, 5.5), (24, 6.0), (28, 6.5), (40, 8.0)):
+        bits = 96 - leading
+        high = rng.integers(0, 1 << (bits - 53), count) if bits > 53 else np.zeros(count, np.int64)
+        low = rng.integers(0, 1 << 53, count)
+        uniform = (high.astype(float) * 2.0**53 + low + 0.5) / 2.0**96
+        lesser = uniform.astype(np.float32)
+        words_ = (uniform * 2.0**32).astype(np.uint32)
+        angles = rng.integers(0, 1 << 32, count).astype(np.uint32)
+        hits = 0
+        for start in range(0, count - LANES, LANES):
+            part = slice(start, start + LANES)
+            first, second = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+            _single_pair(words_[part], angles[part], lesser[part].copy(), first, second)
+            hits += int((np.abs(first) > beyond).sum() + (np.abs(second) > beyond).sum())
+        tried = 2 * (count - LANES) // LANES * LANES
+        # A number beyond has a radius beyond, and so a uniform variable with at least these leading zeros.
+        assert math.exp(-beyond * beyond / 2) < 2.0**-leading
+        rate = 2 * float(scipy.stats.norm.sf(beyond)) * 2.0**leading
+        assert abs(hits - rate * tried) < 5 * math.sqrt(rate * tried)

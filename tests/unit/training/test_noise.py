@@ -222,7 +222,7 @@ GOOD = stream(strategies.bsr(3)).state_dict()
         ({"batching": {}}, "its batching is another"),
         ({"shapes": [[1]]}, "its shapes is another"),
         ({"dtype": "float32"}, "its dtype is another"),
-        ({"format": 1}, "must have format 4, but its format is 1: another version of dpmf wrote it"),
+        ({"format": 1}, "must have format 5, but its format is 1: another version of dpmf wrote it"),
         ({"probe": "0"}, "generator"),
         ({"generator": "torch cuda"}, "generator"),
         ({"step": N + 1}, "step must be at most 24"),
