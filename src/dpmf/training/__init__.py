@@ -5,10 +5,10 @@
 | `BatchSampler` | batches, for torch, numpy and JAX | |
 | `NoiseStream` | the rows of C⁻¹Z in bounded memory, on numpy or torch | |
 | `noise_levels` | how much noise each step adds | |
-| `make_private` | model, optimizer, dataset, mechanism → private training with Opacus | torch, opacus |
+| `make_private` | model, optimizer, dataset, mechanism → private training in PyTorch | torch, opacus |
 | `huggingface` | the same for a `Trainer` of transformers | transformers |
 | `lightning` | the same for a `Trainer` of Lightning | lightning |
-| `jax` | the same through jax-privacy | jax-privacy |
+| `jax` | the same as pure functions, for compiled steps | jax, optax |
 | `sharding` | noise for models that several processes share | torch |
 | `checkpoint` | files that are whole or refused | |
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dpmf.kernels import sums as kernels
 from dpmf.run import Run
 
 _BLOCK = 256  # elements whose squares are added in the precision of the gradients; blocks are added in float64
@@ -20,8 +21,6 @@ _UNDERFLOW = 2.0**-126  # by so much the square of a number may be too small; fa
 _BITS = 20  # of a clipped gradient in units of the grid, unless there are very many records
 _SINGLE, _DOUBLE = 24, 53  # bits up to which integers are exact
 _CHANGE = 0.01  # of the noise, which the grid may change at most
-# Parameters with so many elements are added up a few records at a time: less memory, but more launches on a GPU.
-_MANY, _MANY_ON_GPU = 1 << 12, 1 << 20
 
 
 def clip_factors(samples: Sequence[Any], clip: float) -> Any:
@@ -104,19 +103,13 @@ class ExactSum:
         if flat.dtype == torch.float32 and self._bits > _SINGLE:
             flat = flat.double()
         exact = 1 << max((_SINGLE if flat.dtype == torch.float32 else _DOUBLE - 12) - self._bits, 0)
-        factors = factors[:, None].to(flat.dtype)
-        if total.numel() < (_MANY if total.device.type == "cpu" else _MANY_ON_GPU):
-            units = flat * factors
-            units -= units.frac()
-            even = len(units) // exact * exact
-            if even:
-                total += units[:even].unflatten(0, (-1, exact)).sum(dim=1).double().sum(dim=0)
-            total += units[even:].sum(dim=0)
+        factors = factors.to(flat.dtype)
+        if flat.dtype == torch.float32 and flat.device.type == "cpu":
+            kernels.add_truncated(flat.detach().contiguous().numpy(), factors.numpy(), exact, total.numpy())
             return
-        # Memory that is used again and again: to ask for it anew would take most of the time.
-        some, parts = (flat.new_empty((exact, total.numel())) for _ in (0, 1))
-        for first in range(0, len(flat), exact):
-            rows = flat[first : first + exact]
-            units = torch.mul(rows, factors[first : first + exact], out=some[: len(rows)])
-            units -= torch.frac(units, out=parts[: len(rows)])  # several times as fast as torch's trunc on a CPU
-            total += units.sum(dim=0)
+        units = flat * factors[:, None]
+        units -= units.frac()
+        even = len(units) // exact * exact
+        if even:
+            total += units[:even].unflatten(0, (-1, exact)).sum(dim=1).double().sum(dim=0)
+        total += units[even:].sum(dim=0)

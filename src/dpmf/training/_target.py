@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from dpmf.accountants.protocol import PreparedAccountant
 from dpmf.accountants.registry import resolve
 from dpmf.cut import Cut
 from dpmf.errors import ArgumentError
+from dpmf.formatting import given
 from dpmf.mechanism import Mechanism
 from dpmf.paper import Statement, statement
 from dpmf.results import Calibration, PrivacyBound
@@ -124,6 +126,8 @@ class Guarantee:
             answer = api.epsilon(self.run, delta=delta, accountant=accountant, stop=stop)
         if not isinstance(answer, PrivacyBound):
             raise ArgumentError("accountant", f"must be one that proves its bound, {answer.accountant} estimates it")
+        if answer.epsilon == math.inf:
+            raise ArgumentError("delta", f"must be larger: no finite ε was found at {given(delta)}")
         return answer
 
     def statement(self, delta: float | None = None, assumptions: Sequence[str] = ()) -> Statement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import math
@@ -370,6 +371,15 @@ def test_stopping_points_that_are_named_in_advance() -> None:
 def private_epsilon_without_stops(run: PrivateTraining) -> float:
     plain = dpmf.epsilon(run.mechanism, noise_multiplier=run.noise_multiplier, delta=1e-4, accountant="renyi")
     return float(plain.epsilon)
+
+
+def test_epsilon_is_never_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = private(accountant="renyi")
+    train(run, 1)
+    found = dpmf.epsilon(run.run, delta=1e-5, accountant="renyi")
+    monkeypatch.setattr(dpmf.api, "epsilon", lambda *_, **__: dataclasses.replace(found, epsilon=math.inf))
+    with pytest.raises(ArgumentError, match="delta must be larger: no finite ε was found at 1e-09"):
+        run.get_epsilon(1e-9)
 
 
 def test_the_statement_says_what_holds() -> None:
