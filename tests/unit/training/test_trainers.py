@@ -308,8 +308,10 @@ def watch(private: Any, weight: Any, trace: Trace) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", ["hugging face", "lightning"])
-def test_the_audit_finds_nothing_in_what_trainers_do(kind: str, tmp_path: Path) -> None:
+def test_the_audit_finds_nothing_in_what_trainers_do(kind: str, half: bool, tmp_path: Path) -> None:
+    """With layers in bfloat16, too: gradients are widened before they are clipped."""
     mechanism = dpmf.Mechanism(dpmf.strategies.bsr(3), dpmf.reshuffled(3, 5))
     options = {"noise_multiplier": SIGMA, "max_grad_norm": CLIP, "seed": 3}
     trace, model = Trace(), Vector()
@@ -319,6 +321,7 @@ def test_the_audit_finds_nothing_in_what_trainers_do(kind: str, tmp_path: Path) 
             str(tmp_path),
             per_device_train_batch_size=3,
             num_train_epochs=3,
+            bf16=half,
             report_to=[],
             use_cpu=True,
             disable_tqdm=True,
@@ -340,6 +343,7 @@ def test_the_audit_finds_nothing_in_what_trainers_do(kind: str, tmp_path: Path) 
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=3,
+            precision="bf16-mixed" if half else "32-true",
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
