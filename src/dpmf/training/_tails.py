@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from dpmf.batching import Poisson
 from dpmf.errors import ArgumentError
 from dpmf.formatting import given, upper
 from dpmf.mechanism import Mechanism
+from dpmf.strategies.base import ToeplitzStrategy
 
 NEGLIGIBLE = 1e-12  # a thousandth of δ = 10⁻⁹
+_LARGE = 10**8  # iterations times batches
 
 
 def beyond(mechanism: Mechanism, noise_multiplier: float, reach: float, parameters: float) -> float:
@@ -24,22 +28,29 @@ def beyond(mechanism: Mechanism, noise_multiplier: float, reach: float, paramete
       reach: the largest normal, in standard deviations.
       parameters: how many are trained, or more.
 
-    **Formal guarantees.** In one throw, a record moves the rows of C·x by vectors whose squared norms add up to at most
-    S², S its sensitivity in units of σ. A coordinate that is moved by s leaves the support with probability at most
-    h(s) = min(Φ̄(reach − s), s·φ(reach − s)). With q coordinates moved by S/√q each, or in any other way, the sum is at
-    most the largest q·h(S/√q), found on powers of two and doubled. Throws add up.
+    **Formal guarantees.** A record moves row t of C·x by a vector of norm at most the largest entry of a mixture mean
+    there; divided by σ, that is S. A coordinate that is moved by s < reach leaves the support with probability at most
+    h(s) = φ(reach − s)·min(s, 1/(reach − s)). If q coordinates share S, or however else it is spread, the sum is at
+    most the largest q·h(S/√q), found on powers of two and doubled. Rows and throws add up. For very large mechanisms
+    all rows of a throw are taken as one, with S the sensitivity of the throw.
     """
-    poisson = isinstance(mechanism.batching, Poisson)
-    norm = mechanism.sampled_sensitivity if poisson else mechanism.throw.sensitivity
-    size = norm / noise_multiplier * (1 + 1e-9)
-    most, q = 0.0, 1.0
-    while q <= 2 * parameters * mechanism.batching.iterations:
-        s = size / math.sqrt(q)
-        left = reach - s
-        density = math.exp(-left * left / 2) / math.sqrt(2 * math.pi) if left > 0 else 1.0
-        most = max(most, 2 * q * min(math.erfc(left / math.sqrt(2)) / 2, s * density, 1.0))
+    batching, n = mechanism.batching, mechanism.batching.iterations
+    if isinstance(batching, Poisson):
+        assert isinstance(mechanism.strategy, ToeplitzStrategy)
+        shifts = np.abs(mechanism.strategy.strategy_coef(n))
+    elif n * batching.batches_per_epoch <= _LARGE:
+        shifts = np.concatenate([block.max(axis=1) for _, block in mechanism.throw.mean_rows()])
+    else:
+        shifts, parameters = np.array([mechanism.throw.sensitivity]), parameters * n
+    sizes = shifts[shifts > 0] / noise_multiplier * (1 + 1e-9)
+    most, q = np.zeros(len(sizes)), 1.0
+    while q <= 2 * parameters:
+        s = sizes / math.sqrt(q)
+        left = np.maximum(reach - s, 1e-3)
+        density = np.exp(-left * left / 2) / math.sqrt(2 * math.pi)
+        most = np.maximum(most, np.where(s < reach, np.minimum(2 * q * density * np.minimum(s, 1 / left), 1.0), 1.0))
         q *= 2
-    return mechanism.batching.throws * most
+    return batching.throws * float(most.sum())
 
 
 def check_reach(mechanism: Mechanism, noise_multiplier: float, reach: float, parameters: float) -> None:

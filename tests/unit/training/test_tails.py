@@ -60,4 +60,4 @@ def test_small_noise_is_refused_with_the_least_that_is_allowed() -> None:
 def test_what_ends_early_is_worst_where_many_coordinates_move_a_little() -> None:
     mechanism = MECHANISMS["DP-SGD"]
     few, many = (beyond(mechanism, 2.0, 5.42, parameters) for parameters in (1, 10**6))
-    assert 10 * few < 1e-3 < many
+    assert 3 * few < 1e-3 < many
