@@ -191,8 +191,7 @@ assert second.weights.sharding == like[0].sharding
 assert second.kept_in_parts()
 spread = first.released + second.train(8).released
 assert len(alone) == len(spread) == 8 and all(map(np.array_equal, alone, spread))
-for devices in (2, 4):
-    assert all(map(np.array_equal, alone, Run(devices, True).train(8).released))
+assert all(map(np.array_equal, alone, Run(4, True).train(8).released))
 """
 
 
