@@ -20,6 +20,7 @@ from typing import Any
 from dpmf import errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
+from dpmf.run import only_mechanism
 from dpmf.training.opacus import PrivateTraining, make_private
 
 FILE = "dpmf.state"  # in every checkpoint of the trainer
@@ -100,8 +101,7 @@ def make_trainer_private(
 def _check(trainer: Any, mechanism: Any, record_losses: RecordLosses | None, own_loss: bool) -> None:
     """Refuse settings under which training would be something else than what is accounted for."""
     args = trainer.args
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    only_mechanism(mechanism)
     batching = mechanism.batching
     if not hasattr(trainer.train_dataset, "__len__"):
         raise ArgumentError("trainer", "must have a training dataset with a length and records by index")

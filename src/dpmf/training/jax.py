@@ -34,7 +34,7 @@ from dpmf.cut import Cut
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism, strategy_digest
 from dpmf.paper import Statement
-from dpmf.run import checked_stops
+from dpmf.run import checked_stops, only_mechanism
 from dpmf.training import checkpoint
 from dpmf.training._jax_noise import GENERATOR, REACH, Rows, installed, precision
 from dpmf.training._jax_sums import Grid, exact_sums, parts, with_noise
@@ -423,8 +423,7 @@ def make_private(
     the loss is a function of the parameters, one record and the key that `gradient` hands over, and of nothing that
     depends on other records. JAX's threefry, with a 64-bit key, draws batches, noise and the keys of the loss.
     """
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    only_mechanism(mechanism)
     installed()
     precision(np.zeros(1, dtype="float32"), dtype)
     clip = validation.positive("clip_norm", clip_norm)

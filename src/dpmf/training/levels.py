@@ -7,6 +7,7 @@ import numpy as np
 from dpmf import validation
 from dpmf.mechanism import Mechanism
 from dpmf.numerics import Array
+from dpmf.run import only_mechanism
 from dpmf.strategies.base import ToeplitzStrategy
 from dpmf.training._schedule import Schedule
 
@@ -28,8 +29,7 @@ def noise_levels(mechanism: Mechanism, noise_multiplier: float = 1.0) -> Array:
 
     **Formal guarantees.** None are needed: these numbers do not depend on data.
     """
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    only_mechanism(mechanism)
     sigma = validation.positive("noise_multiplier", noise_multiplier)
     schedule, n = Schedule.of(mechanism.batching), mechanism.batching.iterations
     if (settling := mechanism.settling) is not None:

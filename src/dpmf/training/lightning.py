@@ -15,9 +15,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpmf import errors, validation
+from dpmf import errors
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
+from dpmf.run import only_mechanism
 from dpmf.training.opacus import PrivateTraining, make_private
 
 try:
@@ -46,8 +47,7 @@ class Private(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, mechanism: Mechanism, **options: Any):
-        if not isinstance(mechanism, Mechanism):
-            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        only_mechanism(mechanism)
         self.mechanism = mechanism
         self.private: PrivateTraining | None = None
         self._options = options

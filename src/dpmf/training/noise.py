@@ -20,6 +20,7 @@ import numpy as np
 from dpmf import validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
+from dpmf.run import only_mechanism
 from dpmf.strategies.streaming import MAX_COPIES, make_plan
 from dpmf.training import _backends
 from dpmf.training._schedule import Schedule
@@ -74,8 +75,7 @@ class NoiseStream:
         device: Any = None,
         max_copies: int = MAX_COPIES,
     ):
-        if not isinstance(mechanism, Mechanism):
-            raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+        only_mechanism(mechanism)
         self.mechanism = mechanism
         self.iterations = mechanism.batching.iterations
         self._schedule = Schedule.of(mechanism.batching)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dpmf import api, errors, validation
 from dpmf.errors import ArgumentError, TrainingError
 from dpmf.mechanism import Mechanism
-from dpmf.run import Run, checked_stops
+from dpmf.run import Run, checked_stops, only_mechanism
 from dpmf.training import checkpoint, sharding
 from dpmf.training._sources import new_key
 from dpmf.training._tails import check_reach
@@ -465,8 +465,7 @@ def _checked(model: Any, optimizer: Any, dataset: Any, mechanism: Any, source: s
     """The parameters that are trained, if everything is what it must be."""
     from dpmf.training import _guards
 
-    if not isinstance(mechanism, Mechanism):
-        raise validation.wrong("mechanism", "a dpmf.Mechanism", mechanism)
+    only_mechanism(mechanism)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise validation.wrong("dataset", "a dataset with a length and records by index", dataset)
     _guards.check_new(model, optimizer)
